@@ -1,0 +1,1 @@
+"""Octavo's Python client and command."""

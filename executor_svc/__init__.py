@@ -1,0 +1,1 @@
+"""Octavo's executor service: owns every byte of K/V, decides nothing."""

@@ -1,0 +1,1 @@
+"""Paged attention kernels: the specification in torch, and the fast ones."""

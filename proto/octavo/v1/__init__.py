@@ -1,0 +1,1 @@
+"""Octavo's wire contract: generated from the protos beside it."""

@@ -1,0 +1,1 @@
+"""Octavo's scheduler service: owns every decision, holds no tensor."""

@@ -1,0 +1,73 @@
+"""The scheduler's errors, without gRPC in them.
+
+OctavoError
+├── InvalidArgument     a field of a request is out of bounds
+├── UnknownModel        the model asked for is not the one served
+├── DuplicateRequest    request_id belongs to a live request
+├── NeverFits           the request is larger than the whole KV pool
+├── QueueFull           the bounded queue is full; carries a retry delay
+├── Unavailable         draining, or no executor is connected
+├── DeadlineExceeded    the deadline passed while the request waited
+└── StartupError        the service cannot start; one line says what to do
+
+`status.py` maps them to gRPC status codes, in one table.
+"""
+
+from __future__ import annotations
+
+
+class OctavoError(Exception):
+    """Base of all errors that a caller may see."""
+
+
+class InvalidArgument(OctavoError):
+    """A field is out of bounds.
+
+    Attributes:
+        field: path of the field in the request, such as "sampling.temperature".
+        bound: what the field may be, such as "between 0 and 100".
+    """
+
+    def __init__(self, field: str, bound: str, got: object = None) -> None:
+        """Name the field, its bound and, if it may be shown, what came instead."""
+        suffix = "" if got is None else f", got {got}"
+        super().__init__(f"{field} must be {bound}{suffix}")
+        self.field = field
+        self.bound = bound
+
+
+class UnknownModel(OctavoError):
+    """The model asked for is not the one served."""
+
+
+class DuplicateRequest(OctavoError):
+    """A live request already has this request_id."""
+
+
+class NeverFits(OctavoError):
+    """The request needs more KV blocks than the whole pool has."""
+
+
+class QueueFull(OctavoError):
+    """The queue is full.
+
+    Attributes:
+        retry_seconds: when to come back.
+    """
+
+    def __init__(self, message: str, retry_seconds: float) -> None:
+        """Say why, and when to come back."""
+        super().__init__(message)
+        self.retry_seconds = retry_seconds
+
+
+class Unavailable(OctavoError):
+    """Draining, or no executor is connected."""
+
+
+class DeadlineExceeded(OctavoError):
+    """The deadline passed before the request was done."""
+
+
+class StartupError(OctavoError):
+    """The service cannot start; the message is one line that says what to do."""
