@@ -1,1 +1,122 @@
-"""Octavo's Python client and command."""
+"""Octavo's Python client and command.
+
+    from octavo_client import Client
+
+    with Client("127.0.0.1:50051") as client:
+        print(client.generate("Once upon a time", max_tokens=32).text)
+
+Names load on first use, so that importing this package costs nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from octavo_client._async_client import AsyncClient, AsyncStream
+    from octavo_client._client import Client, Stream
+    from octavo_client._retry import NO_RETRIES, RetryPolicy
+    from octavo_client._types import (
+        Beam,
+        Blocks,
+        Choice,
+        Completion,
+        Counters,
+        Delta,
+        Event,
+        Executor,
+        Finished,
+        FinishReason,
+        GenerateParams,
+        Health,
+        Message,
+        Model,
+        Pool,
+        PositionLogprobs,
+        SequenceInfo,
+        Snapshot,
+        Started,
+        TokenLogprob,
+        Usage,
+    )
+    from octavo_client.errors import (
+        AlreadyExists,
+        Cancelled,
+        ConnectionFailed,
+        DeadlineExceeded,
+        Internal,
+        InvalidArgument,
+        NeverFits,
+        NotFound,
+        OctavoError,
+        Overloaded,
+        Unavailable,
+    )
+
+__all__ = [
+    "NO_RETRIES",
+    "AlreadyExists",
+    "AsyncClient",
+    "AsyncStream",
+    "Beam",
+    "Blocks",
+    "Cancelled",
+    "Choice",
+    "Client",
+    "Completion",
+    "ConnectionFailed",
+    "Counters",
+    "DeadlineExceeded",
+    "Delta",
+    "Event",
+    "Executor",
+    "FinishReason",
+    "Finished",
+    "GenerateParams",
+    "Health",
+    "Internal",
+    "InvalidArgument",
+    "Message",
+    "Model",
+    "NeverFits",
+    "NotFound",
+    "OctavoError",
+    "Overloaded",
+    "Pool",
+    "PositionLogprobs",
+    "RetryPolicy",
+    "SequenceInfo",
+    "Snapshot",
+    "Started",
+    "Stream",
+    "TokenLogprob",
+    "Unavailable",
+    "Usage",
+]
+
+_HOMES = {
+    "AsyncClient": "_async_client",
+    "AsyncStream": "_async_client",
+    "Client": "_client",
+    "Stream": "_client",
+    "NO_RETRIES": "_retry",
+    "RetryPolicy": "_retry",
+}
+_MODULES = ("_types", "errors")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        homes = (_HOMES[name],) if name in _HOMES else _MODULES
+        for home in homes:
+            module = importlib.import_module(f"octavo_client.{home}")
+            if hasattr(module, name):
+                value = getattr(module, name)
+                globals()[name] = value
+                return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

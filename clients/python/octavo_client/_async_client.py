@@ -1,0 +1,334 @@
+"""The client for asyncio."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar, Unpack
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
+
+from octavo_client import _protocol
+from octavo_client._channel import DEFAULT_TARGET, parse_target
+from octavo_client._retry import RetryPolicy
+from octavo_client._session import Session
+from octavo_client._status import error_from_status
+from octavo_client._types import (
+    Completion,
+    Event,
+    GenerateParams,
+    Health,
+    Message,
+    Model,
+    Snapshot,
+)
+from octavo_client.errors import Cancelled, OctavoError, Overloaded, Unavailable
+
+_T = TypeVar("_T")
+_Call = aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
+
+
+class AsyncClient:
+    """Talks to a scheduler; `Client` is the same for code without asyncio.
+
+    Every call has a deadline that spans its retries. Calls that the service did not run
+    are retried; streams that break are resumed (see `RetryPolicy`).
+
+    Args:
+        target: HOST:PORT, grpc://HOST:PORT, grpcs://HOST:PORT (TLS) or gRPC's own forms;
+            a name with several addresses is a set of replicas.
+        timeout: deadline in seconds of `generate` and `stream`, unless the call gives one.
+        unary_timeout: the same for all other calls.
+        retry: bounds of retrying; None: RetryPolicy's defaults.
+        credentials: for TLS with other roots, or with a client certificate.
+    """
+
+    def __init__(
+        self,
+        target: str = DEFAULT_TARGET,
+        *,
+        timeout: float = 600.0,
+        unary_timeout: float = 30.0,
+        retry: RetryPolicy | None = None,
+        credentials: grpc.ChannelCredentials | None = None,
+    ) -> None:
+        address = parse_target(target)
+        if credentials is None and address.tls:
+            credentials = grpc.ssl_channel_credentials()
+        self._channel = (
+            aio.insecure_channel(address.target, options=address.options)
+            if credentials is None
+            else aio.secure_channel(address.target, credentials, options=address.options)
+        )
+        self._target = address.target
+        self._timeout = timeout
+        self._unary_timeout = unary_timeout
+        self._policy = retry or RetryPolicy()
+        self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
+        self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
+        self._health = health_pb2_grpc.HealthStub(self._channel)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Cancel what still runs, and hang up."""
+        await self._channel.close(None)
+
+    async def generate(
+        self,
+        prompt: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[Message | Mapping[str, str]] | None = None,
+        timeout: float | None = None,
+        **params: Unpack[GenerateParams],
+    ) -> Completion:
+        """Generate, and return the whole answer.
+
+        Args:
+            prompt: plain text to continue; or
+            tokens: token ids to continue; or
+            messages: a conversation to answer.
+            timeout: deadline in seconds.
+            params: see `GenerateParams`.
+        Raises: OctavoError: one of the tree in `octavo_client.errors`.
+        """
+        async with self.stream(
+            prompt, tokens=tokens, messages=messages, timeout=timeout, **params
+        ) as stream:
+            return await stream.completion()
+
+    def stream(
+        self,
+        prompt: str | None = None,
+        *,
+        tokens: Sequence[int] | None = None,
+        messages: Sequence[Message | Mapping[str, str]] | None = None,
+        timeout: float | None = None,
+        **params: Unpack[GenerateParams],
+    ) -> AsyncStream:
+        """Generate, and iterate over the events as they come.
+
+        Use it as a context manager, so that leaving early frees the request's blocks:
+        `async with client.stream("Once") as stream: async for event in stream: ...`
+        """
+        request = _protocol.build_generate(prompt, tokens, messages, params)
+        return AsyncStream(
+            lambda message, seconds: self._inference.Generate(message, timeout=seconds),
+            Session(request, self._policy),
+            time.monotonic() + (self._timeout if timeout is None else timeout),
+            self._target,
+        )
+
+    async def tokenize(
+        self,
+        text: str | None = None,
+        *,
+        messages: Sequence[Message | Mapping[str, str]] | None = None,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> tuple[int, ...]:
+        """Return the token ids that `generate` would use for text or messages."""
+        request = _protocol.build_tokenize(text, messages, model)
+        response = await self._unary(self._inference.Tokenize, request, timeout)
+        return tuple(response.token_ids)
+
+    async def detokenize(
+        self,
+        token_ids: Sequence[int],
+        *,
+        keep_special_tokens: bool = False,
+        model: str = "",
+        timeout: float | None = None,
+    ) -> str:
+        """Return the text of token ids."""
+        request = _protocol.build_detokenize(token_ids, keep_special_tokens, model)
+        return (await self._unary(self._inference.Detokenize, request, timeout)).text
+
+    async def model(self, name: str = "", *, timeout: float | None = None) -> Model:
+        """Describe the model that is served."""
+        request = inference_pb2.GetModelRequest(model=name)
+        return _protocol.parse_model(await self._unary(self._inference.GetModel, request, timeout))
+
+    async def snapshot(
+        self, *, sequences: bool = False, blocks: bool = False, timeout: float | None = None
+    ) -> Snapshot:
+        """Return the scheduler's state: pool, queue and, if asked, sequences and blocks."""
+        request = admin_pb2.SnapshotRequest(include_sequences=sequences, include_blocks=blocks)
+        response = await self._unary(self._admin.Snapshot, request, timeout)
+        return _protocol.parse_snapshot(response.snapshot)
+
+    async def watch(
+        self,
+        *,
+        interval: float = 0.5,
+        sequences: bool = False,
+        blocks: bool = False,
+        timeout: float | None = None,
+    ) -> AsyncIterator[Snapshot]:
+        """Yield a snapshot every `interval` seconds, until closed or `timeout` (None: never)."""
+        request = _protocol.build_watch(interval, sequences, blocks)
+        call = self._admin.Watch(request, timeout=timeout)
+        try:
+            async for response in call:
+                yield _protocol.parse_snapshot(response.snapshot)
+        except aio.AioRpcError as error:
+            raise _translate(error, self._target) from None
+        finally:
+            call.cancel()
+
+    async def health(self, service: str = "", *, timeout: float | None = None) -> Health:
+        """Return what the server says of itself; raises ConnectionFailed if nothing answers."""
+        request = health_pb2.HealthCheckRequest(service=service)
+        response = await self._unary(self._health.Check, request, timeout)
+        return _protocol.parse_health(response.status)
+
+    async def _unary(
+        self, method: Callable[..., Awaitable[_T]], request: Any, timeout: float | None
+    ) -> _T:
+        """Call once, and again while the service is only busy or away."""
+        deadline = time.monotonic() + (self._unary_timeout if timeout is None else timeout)
+        for attempt in range(1, self._policy.max_attempts + 1):
+            try:
+                return await method(request, timeout=max(deadline - time.monotonic(), 0.0))
+            except aio.AioRpcError as failure:
+                error = _translate(failure, self._target)
+            if not isinstance(error, Unavailable | Overloaded):
+                raise error
+            delay = self._policy.delay(attempt, error.retry_after)
+            if attempt == self._policy.max_attempts or time.monotonic() + delay >= deadline:
+                raise error
+            await asyncio.sleep(delay)
+        raise AssertionError("max_attempts is at least 1")
+
+
+class AsyncStream:
+    """Events of one request, in order. Iterate once; `async with` cancels what is left."""
+
+    def __init__(
+        self,
+        open_call: Callable[[inference_pb2.GenerateRequest, float], _Call],
+        session: Session,
+        deadline: float,
+        target: str,
+    ) -> None:
+        self._open_call = open_call
+        self._session = session
+        self._deadline = deadline
+        self._target = target
+        self._call: _Call | None = None
+        self._ready: deque[Event] = deque()
+        self._ended = False
+        self._cancelled = asyncio.Event()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.cancel()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Event:
+        while not self._ready:
+            if self._ended:
+                raise StopAsyncIteration
+            await self._advance()
+        return self._ready.popleft()
+
+    def cancel(self) -> None:
+        """Stop generating and free the blocks; iteration ends. Harmless when repeated."""
+        if self._ended:
+            return
+        self._ended = True
+        self._cancelled.set()
+        self._ready.clear()
+        if self._call is not None:
+            self._call.cancel()
+
+    async def completion(self) -> Completion:
+        """Read the rest, and return the whole answer; for streams not iterated before.
+
+        Raises: Cancelled: if `cancel` came first.
+        """
+        builder = _protocol.CompletionBuilder()
+        async for event in self:
+            builder.add(event)
+        if self._cancelled.is_set():
+            raise Cancelled("the stream was cancelled")
+        return builder.build()
+
+    async def _advance(self) -> None:
+        """Read one response, or go on to the next call; fill `_ready` or end."""
+        if self._call is None:
+            seconds = self._deadline - time.monotonic()
+            self._call = self._open_call(self._session.next_request(), max(seconds, 0.0))
+        try:
+            response = await self._call.read()
+            if isinstance(response, inference_pb2.GenerateResponse):
+                self._ready.extend(self._session.receive(response))
+            else:  # aio.EOF
+                self._end(self._session.finish())
+        except aio.AioRpcError as failure:
+            await self._recover(_translate(failure, self._target))
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            if self._cancelled.is_set() and not (task and task.cancelling()):
+                return  # our own cancel(): the iteration just ends
+            self.cancel()
+            raise
+        except OctavoError:
+            self.cancel()
+            raise
+
+    async def _recover(self, error: OctavoError) -> None:
+        """Wait before the next call, or raise."""
+        self._call = None
+        if self._cancelled.is_set():
+            return
+        try:
+            delay = self._session.after_failure(error, time.monotonic())
+        except OctavoError:
+            self._ended = True
+            raise
+        if delay is None:
+            self._end(self._session.finish())
+            return
+        if time.monotonic() + delay >= self._deadline:
+            self._ended = True
+            raise error
+        try:
+            await asyncio.wait_for(self._cancelled.wait(), delay)
+        except TimeoutError:
+            return
+
+    def _end(self, events: Iterable[Event]) -> None:
+        self._ready.extend(events)
+        self._ended = True
+
+
+def _translate(failure: aio.AioRpcError, target: str) -> OctavoError:
+    message = failure.details() or failure.code().name
+    trailers: Any = failure.trailing_metadata() or ()  # pairs, whatever the stubs say
+    return error_from_status(failure.code(), message, trailers, target)

@@ -1,0 +1,78 @@
+"""How to reach a target: address forms and channel options, shared by both clients."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from urllib.parse import urlsplit
+
+from octavo_client.errors import InvalidArgument
+
+DEFAULT_TARGET = "127.0.0.1:50051"
+
+_BASE_OPTIONS: tuple[tuple[str, str | int], ...] = (
+    # A reconnect should wait for our own back-off only, not for gRPC's second one.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    # A peer that vanished without a word (a cut network) is noticed.
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Snapshots with every block, and prompts of any length, fit.
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    # Replicas behind one name share the load, and a dead one is left out.
+    ("grpc.service_config", '{"loadBalancingConfig":[{"round_robin":{}}]}'),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A target in gRPC's own form.
+
+    Attributes:
+        target: what gRPC resolves, such as "127.0.0.1:50051" or "dns:///name:50051".
+        tls: whether to encrypt, trusting the system's roots.
+    """
+
+    target: str
+    tls: bool = False
+
+    @property
+    def options(self) -> tuple[tuple[str, str | int], ...]:
+        """Channel options for this address."""
+        host = self.target.rsplit(":", 1)[0]
+        if host in ("127.0.0.1", "localhost", "[::1]"):
+            # An http_proxy in the environment cannot reach this machine's loopback.
+            return (*_BASE_OPTIONS, ("grpc.enable_http_proxy", 0))
+        return _BASE_OPTIONS
+
+
+def parse_target(target: str) -> Address:
+    """Read HOST:PORT, grpc://HOST:PORT, grpcs://HOST:PORT or a target of gRPC's own.
+
+    Raises:
+        InvalidArgument: if there is no port, or it is no number.
+    """
+    scheme, separator, rest = target.partition("://")
+    tls = separator != "" and scheme == "grpcs"
+    if separator and scheme not in ("grpc", "grpcs"):
+        if scheme in ("http", "https"):
+            raise _bad_target(target)
+        return Address(target)  # dns:///…, xds:///…: gRPC knows them
+    if not separator:
+        if target.startswith(("unix:", "ipv4:", "ipv6:", "dns:")):
+            return Address(target)
+        rest = target
+    try:
+        parts = urlsplit(f"//{rest}")
+        usable = bool(parts.hostname and parts.port) and not (parts.query or parts.fragment)
+    except ValueError:
+        usable = False
+    if not usable or parts.path.strip("/"):
+        raise _bad_target(target)
+    return Address(parts.netloc, tls)
+
+
+def _bad_target(target: str) -> InvalidArgument:
+    bound = "HOST:PORT, grpc://HOST:PORT or grpcs://HOST:PORT"
+    return InvalidArgument(f"target must be {bound}, got {target!r}", field="target", bound=bound)

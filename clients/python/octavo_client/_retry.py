@@ -1,0 +1,48 @@
+"""When to ask again, and how long to wait first."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class RetryPolicy:
+    """Bounds of retrying. Only what the service did not run, or can resume, is retried.
+
+    Attributes:
+        max_attempts: calls made in all before the first token came; 1 turns retrying off.
+        resume_seconds: how long a stream that broke after tokens came may go without
+            progress before the break is reported; 0 turns resuming off.
+        initial_backoff_seconds: wait before the first retry; it doubles each time.
+        max_backoff_seconds: longest wait, unless the service names a longer one.
+    """
+
+    max_attempts: int = 5
+    resume_seconds: float = 60.0
+    initial_backoff_seconds: float = 0.1
+    max_backoff_seconds: float = 5.0
+    _rng: random.Random = field(default_factory=random.Random, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that make no sense."""
+        if self.max_attempts < 1:
+            raise ValueError("max_attempts must be at least 1")
+        if self.resume_seconds < 0:
+            raise ValueError("resume_seconds must not be negative")
+        if not 0 < self.initial_backoff_seconds <= self.max_backoff_seconds:
+            raise ValueError("initial_backoff_seconds must be above 0, to max_backoff_seconds")
+
+    def delay(self, num_failures: int, retry_after: float | None) -> float:
+        """Seconds to wait after that many failures in a row.
+
+        Jitter only ever lengthens the service's own delay, so that a crowd that was
+        told the same delay does not come back at the same instant or too early.
+        """
+        if retry_after is not None:
+            return retry_after * self._rng.uniform(1.0, 1.25)
+        backoff = self.initial_backoff_seconds * 2.0 ** min(num_failures - 1, 32)
+        return min(backoff, self.max_backoff_seconds) * self._rng.uniform(0.5, 1.0)
+
+
+NO_RETRIES = RetryPolicy(max_attempts=1, resume_seconds=0.0)

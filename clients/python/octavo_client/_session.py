@@ -1,0 +1,215 @@
+"""One request over as many calls as it takes: what to send, what to pass on, when to give up.
+
+Sans-IO: the clients open calls and sleep; all decisions about retrying and resuming are
+here. A stream that broke after tokens came is resumed: the next call brings the tokens
+received and the seed in use, and the service goes on after them. Searches (beam, best_of)
+only choose their answers at the end, so there is nothing to go on from: they are run again
+with the same seed, and what was passed on already is left out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from octavo.v1 import inference_pb2
+
+from octavo_client._protocol import parse_event
+from octavo_client._retry import RetryPolicy
+from octavo_client._types import Delta, Event, Finished, FinishReason, Started, Usage
+from octavo_client.errors import Cancelled, Internal, OctavoError, Overloaded, Unavailable
+
+_MAX_REQUEST_ID_CHARS = 128
+_PROVISIONAL = (FinishReason.CANCELLED, FinishReason.ERROR)
+
+
+@dataclass(slots=True)
+class _Choice:
+    """What was passed on of one choice, and what a repeated run still has to leave out."""
+
+    token_ids: list[int] = field(default_factory=list)
+    num_chars: int = 0
+    echo_call: int = 0  # number of the call that brought the echo; 0: none yet
+    finished: Finished | None = None
+    skip_tokens: int = 0
+    skip_chars: int = 0
+
+
+class Session:
+    """State of one request across calls.
+
+    Invariant: the events passed on form one unbroken stream (a Started, deltas without a
+    gap or a repeat, one Finished per choice, a Usage), however many calls it took.
+    """
+
+    def __init__(self, request: inference_pb2.GenerateRequest, policy: RetryPolicy) -> None:
+        self._request = request
+        self._policy = policy
+        self._is_search = request.HasField("beam") or request.best_of > max(request.n, 1)
+        self._choices: dict[int, _Choice] = {}
+        self._started: Started | None = None
+        # A finish by cancellation or error is held back until the call's status is known:
+        # a draining service ends its choices so, and then says UNAVAILABLE.
+        self._held: list[Event] = []
+        self._usage_seen = False
+        self._num_calls = 0
+        self._num_failures = 0
+        self._failing_since: float | None = None
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether any token was passed on."""
+        return any(choice.token_ids for choice in self._choices.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether every choice has ended."""
+        done = [choice for choice in self._choices.values() if choice.finished]
+        return len(done) >= max(self._request.n, 1)
+
+    def next_request(self) -> inference_pb2.GenerateRequest:
+        """Return what to send on the next call."""
+        self._num_calls += 1
+        self._held.clear()
+        if self._num_calls == 1:
+            return self._request
+        request = inference_pb2.GenerateRequest()
+        request.CopyFrom(self._request)
+        if request.request_id:
+            # The broken call may still be live at the service, under the old id.
+            suffix = f".r{self._num_calls - 1}"
+            request.request_id = request.request_id[: _MAX_REQUEST_ID_CHARS - len(suffix)] + suffix
+        if self._started is not None:
+            request.sampling.seed = self._started.seed
+        if self._is_search:
+            for choice in self._choices.values():
+                choice.skip_tokens = len(choice.token_ids)
+                choice.skip_chars = choice.num_chars
+        else:
+            self._add_received(request)
+        return request
+
+    def _add_received(self, request: inference_pb2.GenerateRequest) -> None:
+        received = {choice.index: list(choice.token_ids) for choice in self._request.resume}
+        for index, choice in self._choices.items():
+            received.setdefault(index, []).extend(choice.token_ids)
+        del request.resume[:]
+        for index in sorted(received):
+            if received[index]:
+                request.resume.add(index=index, token_ids=received[index])
+
+    def receive(self, response: inference_pb2.GenerateResponse) -> tuple[Event, ...]:
+        """Take in one response; return the events to pass on."""
+        event = parse_event(response)
+        match event:
+            case Started():
+                if self._started is not None:
+                    return ()
+                self._started = event
+                return (event,)
+            case Delta():
+                return self._receive_delta(event)
+            case Finished():
+                return self._receive_finished(event)
+            case Usage():
+                self._held.append(event)
+        return ()
+
+    def _receive_delta(self, delta: Delta) -> tuple[Event, ...]:
+        choice = self._choices.setdefault(delta.index, _Choice())
+        if choice.finished is not None:
+            return ()
+        if delta.is_prompt:
+            choice.echo_call = choice.echo_call or self._num_calls
+            return (delta,) if choice.echo_call == self._num_calls else ()
+        delta = _without_repeats(choice, delta)
+        if not delta.token_ids and not delta.text:
+            return ()
+        choice.token_ids.extend(delta.token_ids)
+        choice.num_chars += len(delta.text)
+        self._num_failures = 0
+        self._failing_since = None
+        return (delta,)
+
+    def _receive_finished(self, event: Finished) -> tuple[Event, ...]:
+        choice = self._choices.setdefault(event.index, _Choice())
+        if choice.finished is not None:
+            return ()
+        if event.reason in _PROVISIONAL:
+            self._held.append(event)
+            return ()
+        choice.finished = event
+        return (event,)
+
+    def finish(self) -> tuple[Event, ...]:
+        """The call ended well; return the last events.
+
+        Raises:
+            Internal: if a choice has no end.
+        """
+        events = self._release()
+        if self._started is None or not self.is_complete:
+            raise Internal("the service ended the stream before every choice was finished")
+        if not self._usage_seen:
+            events = (*events, self._own_usage())
+        return events
+
+    def _release(self) -> tuple[Event, ...]:
+        """Pass on what was held back, since no further call will replace it."""
+        events = tuple(self._held)
+        self._held.clear()
+        for event in events:
+            if isinstance(event, Finished):
+                self._choices[event.index].finished = event
+            self._usage_seen |= isinstance(event, Usage)
+        return events
+
+    def _own_usage(self) -> Usage:
+        ends = [choice.finished for choice in self._choices.values() if choice.finished]
+        return Usage(
+            num_prompt_tokens=self._started.num_prompt_tokens if self._started else 0,
+            num_completion_tokens=sum(end.num_tokens for end in ends),
+        )
+
+    def after_failure(self, error: OctavoError, now: float) -> float | None:
+        """The call failed; say what next.
+
+        Args:
+            error: what it failed with.
+            now: monotonic time, seconds.
+        Returns: seconds to wait before the next call; None: the answer is complete anyway
+            (only the usage was lost), end with `finish`.
+        Raises: error, if it is not worth another call.
+        """
+        if isinstance(error, Cancelled):
+            # We did not cancel: the service's side went away in mid-call.
+            error = Unavailable(str(error))
+        if self.is_complete and isinstance(error, Unavailable):
+            return None
+        if not isinstance(error, Unavailable | Overloaded):
+            raise error
+        self._num_failures += 1
+        delay = self._policy.delay(self._num_failures, error.retry_after)
+        if self.has_tokens:
+            if self._failing_since is None:
+                self._failing_since = now
+            if now + delay - self._failing_since > self._policy.resume_seconds:
+                raise error
+        elif self._num_calls >= self._policy.max_attempts:
+            raise error
+        return delay
+
+
+def _without_repeats(choice: _Choice, delta: Delta) -> Delta:
+    """Cut off what an earlier run of the same search passed on already."""
+    if not choice.skip_tokens and not choice.skip_chars:
+        return delta
+    num_tokens = min(choice.skip_tokens, len(delta.token_ids))
+    num_chars = min(choice.skip_chars, len(delta.text))
+    choice.skip_tokens -= num_tokens
+    choice.skip_chars -= num_chars
+    return replace(
+        delta,
+        token_ids=delta.token_ids[num_tokens:],
+        logprobs=delta.logprobs[num_tokens:],
+        text=delta.text[num_chars:],
+    )
