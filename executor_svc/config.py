@@ -1,0 +1,156 @@
+"""The executor's settings: flags, then environment, then defaults.
+
+This is the only reader of the environment in the executor. Every field is a flag of
+`octavo executor` in kebab-case and a variable with the prefix OCTAVO_EXECUTOR_.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+
+from executor_svc.errors import StartupError
+
+_LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
+
+
+def _default_model_store() -> Path:
+    return Path(os.environ.get("OCTAVO_MODEL_STORE") or "~/.cache/octavo/models")
+
+
+class ExecutorConfig(BaseSettings):
+    """Octavo's executor: runs one model over the paged KV cache that it owns."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="OCTAVO_EXECUTOR_",
+        frozen=True,
+        extra="forbid",
+        protected_namespaces=(),
+        cli_prog_name="octavo executor",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_exit_on_error=False,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    model: str = Field(
+        "smollm2-135m-instruct",
+        min_length=1,
+        description="Name in the model store, a folder, a .gguf file or a hub id.",
+    )
+    model_store: Path = Field(
+        default_factory=_default_model_store,
+        description="Folder of the model store. Default: $OCTAVO_MODEL_STORE, else "
+        "~/.cache/octavo/models.",
+    )
+    listen: str = Field(
+        "127.0.0.1:50061", description="Address as host:port; port 0 takes a free one."
+    )
+    insecure_bind: bool = Field(
+        False,
+        description="Listen without TLS on an address other than loopback, such as a pod's.",
+    )
+    device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
+        "auto",
+        description="Of weights and KV. auto: bfloat16 where the hardware multiplies it, "
+        "else float32.",
+    )
+    attention: Literal["auto", "reference"] = Field(
+        "auto", description="Attention implementation. auto: the fastest one that works here."
+    )
+    block_size: Annotated[int, Field(ge=8, le=128)] = Field(
+        16, description="Tokens of a KV block, 8 to 128."
+    )
+    num_blocks: Annotated[int, Field(ge=0)] = Field(
+        0, description="Blocks of the KV pool. 0: as many as memory allows."
+    )
+    memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
+        0.9,
+        description="Share, above 0 to 1, of the memory left after a worst-case step that "
+        "the KV pool takes.",
+    )
+    kv_cache_gib: Annotated[float, Field(gt=0)] = Field(
+        1.0, description="On a CPU, GiB that the KV pool takes at most."
+    )
+    num_host_blocks: Annotated[int, Field(ge=0)] | None = Field(
+        None,
+        description="Blocks of host memory that back swapping; 0 is off. Default: as many as "
+        "fit --host-cache-gib.",
+    )
+    host_cache_gib: Annotated[float, Field(ge=0)] = Field(
+        0.25, description="GiB of host memory that back swapping."
+    )
+    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
+        512, description="Tokens that one step may compute."
+    )
+    max_num_rows: Annotated[int, Field(ge=1, le=65536)] = Field(
+        256, description="Sequences that may exist at once."
+    )
+    max_model_len: Annotated[int, Field(ge=0)] = Field(
+        0, description="Longest context in tokens. 0: the model's own."
+    )
+    num_threads: Annotated[int, Field(ge=0)] = Field(
+        0, description="CPU threads of a step. 0: one per CPU of this process."
+    )
+    step_deadline_seconds: Annotated[float, Field(gt=0)] = Field(
+        60.0, description="Seconds after which a step counts as hung and health says so."
+    )
+    grace_seconds: Annotated[float, Field(ge=0)] = Field(
+        30.0, description="Seconds that SIGTERM leaves to the stream in progress."
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severity logged."
+    )
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto", description="Of the log on stderr. auto: console on a terminal, else json."
+    )
+
+    @field_validator("listen")
+    @classmethod
+    def _listen_has_a_port(cls, listen: str) -> str:
+        host, _, port = listen.rpartition(":")
+        if not host or not port.isdecimal() or int(port) > 65535:
+            raise ValueError("must be host:port, with a port from 0 to 65535")
+        return listen
+
+    @field_validator("model_store")
+    @classmethod
+    def _expand_home(cls, folder: Path) -> Path:
+        return folder.expanduser()
+
+    @model_validator(mode="after")
+    def _loopback_unless_told(self) -> ExecutorConfig:
+        host = self.listen.rpartition(":")[0]
+        if host not in _LOOPBACK and not self.insecure_bind:
+            raise ValueError(
+                f"--listen {self.listen} has no TLS and is not loopback; add --insecure-bind "
+                "if the network is yours"
+            )
+        return self
+
+
+def read_config(argv: list[str]) -> ExecutorConfig:
+    """Read flags and environment.
+
+    Raises:
+        StartupError: if one is unknown or out of bounds; the message is one line.
+        SystemExit: after --help.
+    """
+    try:
+        return CliApp.run(ExecutorConfig, cli_args=argv)
+    except ValidationError as error:
+        first = error.errors()[0]
+        message = first["msg"].removeprefix("Value error, ")
+        if not first["loc"]:
+            raise StartupError(message) from None
+        flag = "--" + str(first["loc"][0]).replace("_", "-")
+        raise StartupError(f"{flag}: {message}, got {first['input']!r}") from None
+    except SettingsError as error:
+        message = str(error).removeprefix("error parsing CLI: ").splitlines()[0]
+        raise StartupError(f"{message}; see octavo executor --help") from None

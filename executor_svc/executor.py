@@ -1,0 +1,270 @@
+"""One replica of a model: a deterministic function of the plans that it is given.
+
+Synchronous and without gRPC: the device thread drives it in the service, tests and
+benchmarks drive it directly.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import resource
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+
+from executor_svc.batch import StepBatch, build_batch
+from executor_svc.config import ExecutorConfig
+from executor_svc.errors import DeviceLost, InvalidPlan, StartupError
+from executor_svc.fingerprint import fingerprint
+from executor_svc.model_loader import LoadedModel, load_model, one_line, probe
+from executor_svc.model_runner import ModelRunner
+from executor_svc.plan import (
+    Description,
+    Outcome,
+    Plan,
+    RowDigest,
+    StepError,
+    StepErrorKind,
+    Timings,
+)
+from executor_svc.pool import KvPool, KvShape
+from executor_svc.rows import Limits, RowTable
+from executor_svc.sampler import Samples, sample
+
+_GIB = 1 << 30
+_PROBE_TOKENS = 2
+
+
+@dataclass(frozen=True, slots=True)
+class _PoolSize:
+    num_device_blocks: int
+    num_host_blocks: int
+
+
+class Executor:
+    """Rows, pool and model of one replica.
+
+    Invariant: after a step that failed no row exists, and every later plan is answered
+    with the same error until `reset`.
+    """
+
+    def __init__(self, rows: RowTable, runner: ModelRunner, description: Description) -> None:
+        self._rows = rows
+        self._runner = runner
+        self._failure: StepError | None = None
+        self.description = description
+
+    @classmethod
+    def load(cls, config: ExecutorConfig, folder: Path) -> Executor:
+        """Load the model in `folder` and allocate the pool.
+
+        Raises:
+            StartupError: if that is not possible; the message is one line.
+        """
+        torch.set_num_threads(config.num_threads or _num_cpus())
+        try:
+            identity = fingerprint(folder)
+        except (OSError, ValueError, KeyError) as error:
+            raise StartupError(f"cannot read the model in {folder}: {one_line(error)}") from error
+        loaded = load_model(
+            folder,
+            device=config.device,
+            dtype=config.dtype,
+            max_model_len=config.max_model_len,
+        )
+        shape, size = _size_pool(config, loaded)
+        pool = KvPool(
+            shape,
+            block_size=config.block_size,
+            num_device_blocks=size.num_device_blocks,
+            num_host_blocks=size.num_host_blocks,
+            device=loaded.device,
+        )
+        limits = Limits(
+            max_num_rows=config.max_num_rows,
+            max_model_len=loaded.max_model_len,
+            block_size=config.block_size,
+            num_device_blocks=size.num_device_blocks,
+            num_host_blocks=size.num_host_blocks,
+            vocab_size=loaded.vocab_size,
+            max_num_batched_tokens=config.max_num_batched_tokens,
+        )
+        runner = ModelRunner(loaded, pool)
+        description = _describe(config, identity, loaded, runner, limits)
+        return cls(RowTable(limits), runner, description)
+
+    @property
+    def num_rows(self) -> int:
+        """How many rows exist."""
+        return self._rows.num_live
+
+    def reset(self) -> None:
+        """Forget every row and any failure: a new owner starts from nothing."""
+        self._rows.reset()
+        self._failure = None
+
+    def run(self, plan: Plan) -> Outcome:
+        """Carry out one step.
+
+        A step that cannot be carried out is answered by `Outcome.error`.
+
+        Raises:
+            DeviceLost: if no later step can succeed either.
+        """
+        answer = Outcome(epoch=plan.epoch, step_id=plan.step_id)
+        if self._failure is not None:
+            return replace(answer, error=self._failure)
+        try:
+            samples, timings = self._step(plan)
+        except Exception as error:
+            self._rows.reset()
+            self._failure = _step_error(error)
+            return replace(answer, error=self._failure)
+        return replace(
+            answer,
+            tokens=samples.tokens.tolist(),
+            logprobs=samples.logprobs,
+            row_errors=samples.row_errors,
+            timings=timings,
+        )
+
+    def audit(self) -> list[RowDigest]:
+        """Digest of every row, to be called between steps."""
+        return self._rows.digests()
+
+    def _step(self, plan: Plan) -> tuple[Samples, Timings]:
+        begin = time.perf_counter_ns()
+        self._rows.apply(plan)
+        batch = build_batch(self._rows, plan)
+        prepared = time.perf_counter_ns()
+        self._runner.move_blocks(plan)
+        if not batch.num_tokens:
+            moved = time.perf_counter_ns()
+            return _no_samples(batch), Timings(
+                prepare_ns=prepared - begin, forward_ns=moved - prepared
+            )
+        with torch.inference_mode():
+            logits = self._runner.forward(batch)
+            computed = time.perf_counter_ns()
+            samples = sample(logits, batch, self._rows)
+        # A beam row reports candidates; which of them go on is the scheduler's choice.
+        drawn = self._rows.state["num_beam_candidates"][batch.sample_rows] == 0
+        self._rows.append_tokens(batch.sample_rows[drawn], samples.tokens[drawn])
+        done = time.perf_counter_ns()
+        return samples, Timings(
+            prepare_ns=prepared - begin, forward_ns=computed - prepared, sample_ns=done - computed
+        )
+
+
+def _no_samples(batch: StepBatch) -> Samples:
+    return Samples(batch.sample_rows, (), ())
+
+
+def _step_error(error: Exception) -> StepError:
+    """What to tell the scheduler.
+
+    Raises:
+        DeviceLost: if the device will answer every later call with an error as well.
+    """
+    if isinstance(error, InvalidPlan):
+        return StepError(StepErrorKind.INVALID_PLAN, str(error))
+    message = f"{type(error).__name__}: {one_line(error)}"
+    # A CPU allocator has no exception type of its own.
+    if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate" in message:
+        return StepError(StepErrorKind.OUT_OF_MEMORY, message)
+    if isinstance(error, torch.AcceleratorError):
+        raise DeviceLost(message) from error
+    return StepError(StepErrorKind.INTERNAL, message)
+
+
+def _describe(
+    config: ExecutorConfig,
+    identity: str,
+    loaded: LoadedModel,
+    runner: ModelRunner,
+    limits: Limits,
+) -> Description:
+    device = str(loaded.device)
+    if loaded.device.type == "cuda":
+        device = f"{device} {torch.cuda.get_device_name(loaded.device)}"
+    return Description(
+        model=config.model,
+        fingerprint=identity,
+        block_size=limits.block_size,
+        num_device_blocks=limits.num_device_blocks,
+        num_host_blocks=limits.num_host_blocks,
+        dtype=str(loaded.dtype).removeprefix("torch."),
+        max_model_len=limits.max_model_len,
+        max_num_batched_tokens=limits.max_num_batched_tokens,
+        max_num_rows=limits.max_num_rows,
+        vocab_size=limits.vocab_size,
+        block_bytes=runner.pool.shape.block_bytes(limits.block_size),
+        device=device,
+        attention=runner.attention,
+        octavo_version=importlib.metadata.version("octavo"),
+    )
+
+
+def _size_pool(config: ExecutorConfig, loaded: LoadedModel) -> tuple[KvShape, _PoolSize]:
+    """Measure a worst-case step, then divide what is left into blocks.
+
+    Raises:
+        StartupError: if not one block fits.
+    """
+    if config.num_blocks:
+        shape = probe(loaded, _PROBE_TOKENS)
+        num_blocks = config.num_blocks
+    else:
+        shape, budget = _profile(config, loaded)
+        num_blocks = int(budget // shape.block_bytes(config.block_size))
+    if num_blocks < 1:
+        raise StartupError(
+            "no memory is left for a KV block; lower --max-num-batched-tokens or raise "
+            "--memory-utilization"
+        )
+    host_blocks = config.num_host_blocks
+    if host_blocks is None:
+        host_blocks = int(config.host_cache_gib * _GIB // shape.block_bytes(config.block_size))
+    return shape, _PoolSize(num_blocks, host_blocks)
+
+
+def _profile(config: ExecutorConfig, loaded: LoadedModel) -> tuple[KvShape, float]:
+    """K/V shape, and bytes that the pool may take beside a step of the largest size."""
+    num_tokens = min(config.max_num_batched_tokens, loaded.max_model_len)
+    if loaded.device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(loaded.device)
+        before = torch.cuda.memory_allocated(loaded.device)
+        shape = probe(loaded, num_tokens)
+        step_bytes = torch.cuda.max_memory_allocated(loaded.device) - before
+        torch.cuda.empty_cache()
+        free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
+        return shape, (free_bytes - step_bytes) * config.memory_utilization
+    before = _peak_rss_bytes()
+    shape = probe(loaded, num_tokens)
+    step_bytes = _peak_rss_bytes() - before
+    left = (_available_bytes() - step_bytes) * config.memory_utilization
+    return shape, min(left, config.kv_cache_gib * _GIB)
+
+
+def _num_cpus() -> int:
+    """CPUs that this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
+def _peak_rss_bytes() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def _available_bytes() -> float:
+    """Memory that can be had without swapping; without /proc nothing is known."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return float("inf")
+    for line in lines:
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return float("inf")

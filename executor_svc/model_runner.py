@@ -1,0 +1,51 @@
+"""Owns the model and the pool: moves blocks, and turns a batch into logits."""
+
+from __future__ import annotations
+
+import torch
+
+from executor_svc.attention import ReferenceStep
+from executor_svc.batch import StepBatch
+from executor_svc.model_loader import LoadedModel, forward
+from executor_svc.plan import Plan
+from executor_svc.pool import KvPool
+
+
+class ModelRunner:
+    """Runs steps on one device.
+
+    Not safe to share between threads: one thread owns the device.
+    """
+
+    def __init__(self, loaded: LoadedModel, pool: KvPool) -> None:
+        self._loaded = loaded
+        self.pool = pool
+
+    @property
+    def attention(self) -> str:
+        """Name of the attention implementation."""
+        return ReferenceStep.name
+
+    def move_blocks(self, plan: Plan) -> None:
+        """Swap out, copy, swap in, in this order; nothing is launched for an empty list."""
+        if plan.swap_out_device_blocks:
+            self.pool.swap_out(plan.swap_out_device_blocks, plan.swap_out_host_blocks)
+        if plan.copy_sources:
+            self.pool.copy(plan.copy_sources, plan.copy_destinations)
+        if plan.swap_in_host_blocks:
+            self.pool.swap_in(plan.swap_in_host_blocks, plan.swap_in_device_blocks)
+
+    @torch.inference_mode()
+    def forward(self, batch: StepBatch) -> torch.Tensor:
+        """Compute the batch's tokens, writing their K/V to the pool.
+
+        Returns: [num_kept, vocab_size] logits of `batch.kept_tokens`.
+        """
+        device = self._loaded.device
+        return forward(
+            self._loaded,
+            torch.from_numpy(batch.token_ids).to(device),
+            torch.from_numpy(batch.positions).to(device),
+            ReferenceStep(self.pool, batch, device),
+            torch.from_numpy(batch.kept_tokens).to(device),
+        )

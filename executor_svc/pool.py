@@ -1,0 +1,91 @@
+"""The KV pool: every byte of K/V, allocated once, moved by whole blocks.
+
+One tensor holds all layers, so that the copies of a step are one operation
+however deep the model is; each layer's keys and values are views of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from octavo_kernels.reference import copy_blocks, swap_blocks
+
+
+@dataclass(frozen=True, slots=True)
+class KvShape:
+    """What one token's K/V look like, over all layers."""
+
+    num_layers: int
+    num_kv_heads: int
+    head_dim: int
+    dtype: torch.dtype
+
+    def block_bytes(self, block_size: int) -> int:
+        """Bytes of one block over all layers, keys and values."""
+        values = 2 * self.num_layers * block_size * self.num_kv_heads * self.head_dim
+        return values * self.dtype.itemsize
+
+
+class KvPool:
+    """Device and host blocks of one executor.
+
+    `keys[layer]` and `values[layer]` are [num_blocks, block_size, num_kv_heads,
+    head_dim] views of `device_blocks`, which is [num_layers, 2, num_blocks,
+    block_size, num_kv_heads, head_dim]. Slots that nobody wrote hold anything,
+    NaN included: a reader must not look past a sequence's context.
+    """
+
+    def __init__(
+        self,
+        shape: KvShape,
+        *,
+        block_size: int,
+        num_device_blocks: int,
+        num_host_blocks: int,
+        device: torch.device,
+    ) -> None:
+        def allocate(num_blocks: int, where: torch.device, *, pinned: bool) -> torch.Tensor:
+            return torch.empty(
+                (shape.num_layers, 2, num_blocks, block_size, shape.num_kv_heads, shape.head_dim),
+                dtype=shape.dtype,
+                device=where,
+                pin_memory=pinned,
+            )
+
+        self.shape = shape
+        self.block_size = block_size
+        self.device_blocks = allocate(num_device_blocks, device, pinned=False)
+        self.host_blocks = allocate(
+            num_host_blocks,
+            torch.device("cpu"),
+            pinned=device.type == "cuda" and num_host_blocks > 0,
+        )
+        self.keys = [self.device_blocks[layer, 0] for layer in range(shape.num_layers)]
+        self.values = [self.device_blocks[layer, 1] for layer in range(shape.num_layers)]
+
+    def copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
+        """Copy device blocks to device blocks, all layers at once."""
+        copy_blocks(self.device_blocks, self._index(sources), self._index(destinations))
+
+    def swap_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
+        """Copy device blocks to host blocks."""
+        swap_blocks(
+            self.device_blocks,
+            self.host_blocks,
+            self._index(device_blocks),
+            torch.tensor(host_blocks, dtype=torch.int64),
+        )
+
+    def swap_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
+        """Copy host blocks to device blocks."""
+        swap_blocks(
+            self.host_blocks,
+            self.device_blocks,
+            torch.tensor(host_blocks, dtype=torch.int64),
+            self._index(device_blocks),
+        )
+
+    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
+        return torch.tensor(blocks, dtype=torch.int64, device=self.device_blocks.device)

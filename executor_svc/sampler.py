@@ -1,0 +1,219 @@
+"""From logits to tokens: greedy, or one counter-based draw per row.
+
+Draws invert the cumulative distribution in the order of token ids, so that one
+uniform number decides and the result does not hang on the order of a sort. A row's
+token depends on its own logits and keys only, never on what is sampled beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from executor_svc.batch import StepBatch
+from executor_svc.draws import uniforms
+from executor_svc.logits import adjust, positions
+from executor_svc.plan import Position, RowLogprobs
+from executor_svc.rows import RowTable
+
+# Sorted values looked at before a whole vocabulary is sorted for top-p.
+_NUCLEUS_HEAD = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Samples:
+    """What a step drew; parallel to `StepBatch.sample_rows`."""
+
+    tokens: npt.NDArray[np.int64]
+    logprobs: Sequence[RowLogprobs]
+    row_errors: Sequence[tuple[int, str]]
+
+
+def sample(logits: Tensor, batch: StepBatch, rows: RowTable) -> Samples:
+    """Draw one token for every row that samples; nothing is appended here.
+
+    Args:
+        logits: [num_kept, vocab_size] of `batch.kept_tokens`.
+        batch: the step.
+        rows: the rows as they stand before the draw.
+    """
+    sample_rows: list[int] = batch.sample_rows.tolist()
+    prompt = _prompt_positions(logits, batch)
+    if not sample_rows:
+        return Samples(batch.sample_rows, _by_row(prompt, {}), ())
+    lines = _lines(logits, batch)
+    state = rows.state[batch.sample_rows]
+    draws = (state["temperature"] > 0) & (state["num_beam_candidates"] == 0)
+    adjusted = state["has_penalties"].any() or any(row in rows.restrictions for row in sample_rows)
+    if adjusted:
+        lines = lines.to(torch.float32, copy=True)
+        adjust(lines, sample_rows, rows)
+    best, greedy = lines.max(dim=-1)
+    tokens: npt.NDArray[np.int64] = greedy.cpu().numpy()
+    # A NaN anywhere in a line is its maximum too.
+    sound = torch.isfinite(best).cpu().numpy()
+    drawing = np.flatnonzero(draws & sound)
+    if drawing.size:
+        chosen = state[drawing]
+        tokens[drawing] = draw(
+            lines[torch.from_numpy(drawing).to(lines.device)],
+            temperature=chosen["temperature"],
+            top_k=chosen["top_k"],
+            top_p=chosen["top_p"],
+            min_p=chosen["min_p"],
+            uniform=uniforms(chosen["seed"], chosen["sample_index"], chosen["num_tokens"]),
+        )
+    tokens[~sound] = 0
+    sampled = _sampled_positions(lines, tokens, state, sound, sample_rows)
+    errors = [
+        (sample_rows[place], _what_is_wrong(lines[place])) for place in np.flatnonzero(~sound)
+    ]
+    return Samples(tokens, _by_row(prompt, sampled), errors)
+
+
+def draw(
+    logits: Tensor,
+    *,
+    temperature: npt.NDArray[np.float64],
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
+    min_p: npt.NDArray[np.float64],
+    uniform: npt.NDArray[np.float64],
+) -> npt.NDArray[np.int64]:
+    """Draw one token per line: temperature, then top-k, top-p, min-p, then the draw.
+
+    Args:
+        logits: [n, vocab_size] whose largest value is finite.
+        temperature: [n], above 0.
+        top_k: [n], 0 keeps all. Of equal tokens those with lower ids are kept.
+        top_p: [n], 1 keeps all.
+        min_p: [n], 0 keeps all.
+        uniform: [n] in [0, 1), the place on the cumulative distribution.
+    """
+    device = logits.device
+    scaled = logits.float() - logits.max(dim=-1, keepdim=True).values.float()
+    scaled /= torch.from_numpy(temperature.astype(np.float32)).to(device)[:, None]
+    weights = scaled.exp_()  # the likeliest token weighs 1
+    limited = np.flatnonzero((top_k > 0) | (top_p < 1))
+    if limited.size:
+        places = torch.from_numpy(limited).to(device)
+        weights[places] = _limit(weights[places], top_k[limited], top_p[limited])
+    if (min_p > 0).any():
+        floor = torch.from_numpy(min_p.astype(np.float32)).to(device)[:, None]
+        weights.masked_fill_(weights < floor, 0)
+    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
+    total = cumulative[:, -1:].contiguous()
+    target = torch.from_numpy(uniform).to(device)[:, None] * total
+    token = torch.searchsorted(cumulative, target, right=True)
+    # Rounding may put the target on the total itself: the last token that can be drawn.
+    token = torch.minimum(token, torch.searchsorted(cumulative, total))
+    result: npt.NDArray[np.int64] = token[:, 0].cpu().numpy()
+    return result
+
+
+def _limit(weights: Tensor, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64]) -> Tensor:
+    """Zero all but the top-k, and of these all but the nucleus of mass p."""
+    vocab_size = weights.shape[1]
+    limit = np.where(top_k > 0, np.minimum(top_k, vocab_size), vocab_size)
+    count, threshold = _nucleus(weights, limit, top_p, max(1, min(vocab_size, _NUCLEUS_HEAD)))
+    above = weights > threshold
+    equal = weights == threshold
+    room = count - above.sum(dim=-1, keepdim=True)
+    if (equal.sum(dim=-1, keepdim=True) > room).any():
+        equal &= equal.cumsum(dim=-1) <= room
+    return weights.masked_fill_(~(above | equal), 0)
+
+
+def _nucleus(
+    weights: Tensor, limit: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64], head: int
+) -> tuple[Tensor, Tensor]:
+    """How many tokens each line keeps, and the weight of the last of them; both [n, 1].
+
+    The heaviest `head` tokens are sorted; only a line that they do not settle has its
+    whole vocabulary sorted.
+    """
+    device, vocab_size = weights.device, weights.shape[1]
+    limits = torch.from_numpy(limit).to(device)[:, None]
+    mass = torch.from_numpy(top_p).to(device)[:, None]
+    ordered = weights.topk(head, dim=-1).values
+    inside = torch.arange(head, device=device) < limits
+    cumulative = torch.where(inside, ordered, 0).cumsum(dim=-1, dtype=torch.float64)
+    total = torch.where(
+        limits <= head, cumulative[:, -1:], weights.sum(dim=-1, keepdim=True, dtype=torch.float64)
+    )
+    reached = cumulative >= mass * total
+    # Without a nucleus (p = 1) the limit alone counts.
+    count = torch.where(
+        mass < 1, torch.minimum((~reached).sum(dim=-1, keepdim=True) + 1, limits), limits
+    )
+    threshold = ordered.gather(1, count.clamp(max=head) - 1)
+    if head < vocab_size:
+        needs_total = (limits > head) & (limits < vocab_size)
+        unsettled = ((count > head) | (needs_total & (mass < 1)))[:, 0].nonzero()[:, 0]
+        if len(unsettled):
+            host = unsettled.cpu().numpy()
+            count[unsettled], threshold[unsettled] = _nucleus(
+                weights[unsettled], limit[host], top_p[host], vocab_size
+            )
+    return count, threshold
+
+
+def _lines(logits: Tensor, batch: StepBatch) -> Tensor:
+    """Logits of the sampling rows, in their order; no copy where they are that already."""
+    places = batch.sample_logits
+    if len(places) == len(logits) and (places == np.arange(len(places))).all():
+        return logits
+    return logits.index_select(0, torch.from_numpy(places).to(logits.device))
+
+
+def _sampled_positions(
+    lines: Tensor,
+    tokens: npt.NDArray[np.int64],
+    state: npt.NDArray[np.void],
+    sound: npt.NDArray[np.bool_],
+    sample_rows: list[int],
+) -> dict[int, Position]:
+    """Of the rows that asked: the token drawn and the likeliest ones."""
+    num_top = np.maximum(state["num_logprobs"], state["num_beam_candidates"])
+    asked = (state["num_logprobs"] >= 0) | (state["num_beam_candidates"] > 0)
+    telling = np.flatnonzero(asked & sound)
+    if not telling.size:
+        return {}
+    told = positions(
+        lines[torch.from_numpy(telling).to(lines.device)],
+        torch.from_numpy(tokens[telling]).to(lines.device),
+        num_top[telling].tolist(),
+    )
+    return {sample_rows[place]: position for place, position in zip(telling, told, strict=True)}
+
+
+def _prompt_positions(logits: Tensor, batch: StepBatch) -> dict[int, list[Position]]:
+    told = {}
+    for span in batch.prompt_spans:
+        end = span.first_logits + len(span.targets)
+        told[span.row] = positions(
+            logits[span.first_logits : end],
+            torch.from_numpy(span.targets).to(logits.device),
+            [span.num_top] * len(span.targets),
+        )
+    return told
+
+
+def _by_row(prompt: dict[int, list[Position]], sampled: dict[int, Position]) -> list[RowLogprobs]:
+    return [
+        RowLogprobs(row, sampled.get(row), prompt.get(row, ()))
+        for row in sorted(prompt.keys() | sampled.keys())
+    ]
+
+
+def _what_is_wrong(line: Tensor) -> str:
+    if torch.isnan(line).any():
+        return "the model computed a logit that is not a number"
+    if torch.isposinf(line).any():
+        return "the model computed an infinite logit"
+    return "no token may be drawn: logit_bias, allowed_token_ids or min_tokens exclude all"
