@@ -8,6 +8,7 @@ temporary folder and fails on any difference.
 
 from __future__ import annotations
 
+import os
 import sys
 from importlib import resources
 from pathlib import Path
@@ -24,6 +25,8 @@ def generate(output: Path) -> None:
     """
     protos = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("octavo/v1/*.proto"))
     well_known = str(resources.files("grpc_tools") / "_proto")
+    # protoc finds the plug-ins of mypy-protobuf beside this interpreter.
+    os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"
     code = protoc.main(
         [
             "protoc",

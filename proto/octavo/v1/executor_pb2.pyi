@@ -393,8 +393,9 @@ class RowStart(_message.Message):
     min_tokens: _builtins.int
     """min_tokens of output before a stop token may be drawn."""
     lineage: _builtins.int
-    """lineage of the sequence for the sanitizer: tokens that are equal in two rows
-    because one came from the other carry the same lineage.
+    """lineage seeds the sanitizer's tags: the tag of a slot is a chained hash of the
+    lineage and the tokens up to that position. Rows that may share blocks have the
+    same lineage; tenants and salts have different ones.
     """
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
@@ -678,6 +679,7 @@ class StepTimings(_message.Message):
     PREPARE_NS_FIELD_NUMBER: _builtins.int
     FORWARD_NS_FIELD_NUMBER: _builtins.int
     SAMPLE_NS_FIELD_NUMBER: _builtins.int
+    MOVE_NS_FIELD_NUMBER: _builtins.int
     queue_ns: _builtins.int
     """queue_ns: the plan lay waiting because the device was busy."""
     idle_ns: _builtins.int
@@ -688,6 +690,8 @@ class StepTimings(_message.Message):
     """forward_ns: block moves and the model."""
     sample_ns: _builtins.int
     """sample_ns: logits to tokens."""
+    move_ns: _builtins.int
+    """move_ns: block copies and swaps; a part of forward_ns."""
     def __init__(
         self,
         *,
@@ -696,10 +700,11 @@ class StepTimings(_message.Message):
         prepare_ns: _builtins.int = ...,
         forward_ns: _builtins.int = ...,
         sample_ns: _builtins.int = ...,
+        move_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "prepare_ns", b"prepare_ns", "queue_ns", b"queue_ns", "sample_ns", b"sample_ns"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "move_ns", b"move_ns", "prepare_ns", b"prepare_ns", "queue_ns", b"queue_ns", "sample_ns", b"sample_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,146 @@
+"""Admission: preempted groups come back first, then new ones, in order of their keys.
+
+Nothing new is admitted while a preempted group of the same or a higher key waits: it
+has had its turn in line already.
+"""
+
+from __future__ import annotations
+
+from scheduler_svc.core import prefill, preemption
+from scheduler_svc.core.cost import CostModel
+from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
+from scheduler_svc.core.state import SchedulerState
+
+
+def admit(state: SchedulerState, budget: int, now: float) -> None:
+    """Bring groups back and let new ones in while budget, rows and blocks last."""
+    while budget > 0:
+        group = _next(state)
+        if group is None:
+            return
+        if group.status is GroupStatus.SWAPPED:
+            if not _swap_in(state, group):
+                return
+            continue
+        if _awaits_samples(state, group) or not _fits(state, group):
+            return
+        _enter(state, group, now)
+        for seq in list(group.live):
+            if seq.row is None and budget > 0:
+                budget -= prefill.prefill_chunk(state, seq, budget)
+        state.prefilling = _in_order(state, group)
+
+
+def make_room_for_urgent(state: SchedulerState, costs: CostModel) -> None:
+    """Preempt running groups of a lower priority than the next one in line."""
+    group = _next(state)
+    if group is None or state.config.policy == "fcfs":
+        return
+    rows = 0 if group.status is GroupStatus.SWAPPED else group.max_rows
+    preemption.free_rows_of_swapped(state, rows, group.request.priority)
+    while state.running and not _fits(state, group, fences_lifted=True):
+        victim = state.running[-1]
+        if victim.request.priority >= group.request.priority:
+            return
+        keep_rows = rows <= state.num_unpromised_rows
+        preemption.preempt(state, victim, costs, keep_rows=keep_rows)
+
+
+def _next(state: SchedulerState) -> SequenceGroup | None:
+    waiting = state.waiting.peek()
+    if not state.preempted:
+        return waiting
+    first = state.preempted[0]
+    if waiting is not None and waiting.request.priority > first.request.priority:
+        return waiting if state.config.policy != "fcfs" else first
+    return first
+
+
+def _awaits_samples(state: SchedulerState, group: SequenceGroup) -> bool:
+    """Samples of its rows from before it was preempted are still in flight."""
+    return bool(state.in_flight) and state.in_flight[0].step_id <= group.resume_after
+
+
+def _blocks_needed(state: SchedulerState, group: SequenceGroup) -> int:
+    """Blocks that the group takes until all its known tokens are computed."""
+    blocks = state.blocks
+    if group.status is GroupStatus.SWAPPED:
+        return blocks.num_to_swap_in(group)
+    live = group.live
+    needed = sum(blocks.blocks_for(len(seq.tokens)) for seq in live)
+    shared = min(len(seq.tokens) - 1 for seq in live)
+    shared = min(shared, live[0].num_prompt_tokens) // blocks.block_size
+    needed -= shared * (len(live) - 1)
+    if group.unforked and len(live[0].tokens) % blocks.block_size:
+        needed += group.unforked
+    if prefill.uses_cache(state, group):
+        hits = blocks.match_prefix(live[0])
+        needed -= len(hits) - blocks.num_idle(hits)
+    return needed
+
+
+def _fits(state: SchedulerState, group: SequenceGroup, *, fences_lifted: bool = False) -> bool:
+    """Say whether rows and blocks are there now, or once the steps in flight are over."""
+    if group.status is not GroupStatus.SWAPPED and group.max_rows > state.num_unpromised_rows:
+        return False
+    available = state.blocks.pool.num_available - _held_back(state)
+    if fences_lifted:
+        available += state.blocks.num_becoming_available()
+    return _blocks_needed(state, group) <= available
+
+
+def _held_back(state: SchedulerState) -> int:
+    """Blocks promised to partial prefills, and the watermark unless nothing runs."""
+    if not state.running:
+        return 0
+    watermark = int(state.config.watermark * state.config.num_blocks)
+    return prefill.blocks_to_come(state) + watermark
+
+
+def _enter(state: SchedulerState, group: SequenceGroup, now: float) -> None:
+    if group.status is GroupStatus.WAITING:
+        state.waiting.pop()
+        group.admitted_at = now
+        state.outcome.admitted.append(group)
+    else:
+        state.preempted.remove(group)
+    leader, *others = group.live
+    for seq in others:
+        seq.share_from = leader
+    if prefill.uses_cache(state, group):
+        hits = len(state.blocks.match_prefix(leader)) * state.blocks.block_size
+        state.counters.num_prefix_query_tokens += len(leader.tokens)
+        state.counters.num_prefix_hit_tokens += hits
+        if group.num_preemptions == 0:
+            group.cached_prompt_tokens = min(hits, leader.num_prompt_tokens)
+    state.promise_rows(group, group.max_rows)
+    state.enter_running(group)
+
+
+def _swap_in(state: SchedulerState, group: SequenceGroup) -> bool:
+    if not _fits(state, group):
+        if state.running or state.in_flight or state.blocks.num_fenced:
+            return False
+        # Alone, and still no room: cannot be, since what was out fits the empty pool.
+        preemption.fall_back_to_recompute(state, group)
+        return False
+    plan = state.plan
+    host, device = state.blocks.swap_in(group, fence=plan.step_id)
+    plan.swap_in_host_blocks += host
+    plan.swap_in_device_blocks += device
+    state.preempted.remove(group)
+    state.enter_running(group)
+    for seq in group.live:
+        if seq.row is not None:
+            plan.tables.append((seq.row, list(seq.block_table)))
+        if seq.is_prefilled:
+            prefill.await_decode(state, seq)
+    state.prefilling = _in_order(state, group)
+    return True
+
+
+def _in_order(state: SchedulerState, group: SequenceGroup) -> list[Sequence]:
+    """Partial prefills with the group's own, by key."""
+    known = set(map(id, state.prefilling))
+    mine = [s for s in group.live if not s.is_prefilled and id(s) not in known]
+    return sorted([*state.prefilling, *mine], key=lambda s: s.group.key)

@@ -1,0 +1,37 @@
+"""Names for the content of full blocks: chained hashes.
+
+    hash(block i) = SHA-256(hash(block i-1) | token ids of block i)
+    hash(block -1) = SHA-256 of the request's tagged extra keys
+
+Two blocks have the same name only if all tokens up to their end are the same and the
+requests share all extra keys. Each key is written with its kind and its length, so
+that tenant "a" with salt "bc" is another prefix than tenant "ab" with salt "c".
+"""
+
+from __future__ import annotations
+
+import hashlib
+from array import array
+
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.sequence import Sequence
+
+
+def root_hash(request: Request) -> bytes:
+    """Hash of everything besides tokens that must agree for K/V to be shared."""
+    digest = hashlib.sha256(b"octavo-prefix-1")
+    for kind, value in (("tenant", request.tenant), ("salt", request.cache_salt)):
+        data = value.encode()
+        digest.update(f"{kind}:{len(data)}:".encode())
+        digest.update(data)
+    return digest.digest()
+
+
+def extend_hashes(seq: Sequence, num_blocks: int, block_size: int) -> list[bytes]:
+    """Hash the sequence's first `num_blocks` blocks, keeping those already hashed."""
+    hashes = seq.block_hashes
+    for logical in range(len(hashes), num_blocks):
+        parent = hashes[-1] if hashes else root_hash(seq.group.request)
+        tokens = array("I", seq.tokens[logical * block_size : (logical + 1) * block_size])
+        hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
+    return hashes[:num_blocks]

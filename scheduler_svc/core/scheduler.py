@@ -1,0 +1,399 @@
+"""The scheduler: which tokens every step computes, and in which blocks.
+
+Plain synchronous code without clock, network or randomness. The gRPC engine, the
+property tests and the simulator drive the same object:
+
+    add, cancel, stop      requests come and go at any time between steps
+    plan(now)              the next step's delta, or None if there is nothing to do or
+                           enough steps are in flight
+    apply(result, now)     the result of the oldest step in flight
+    take_outcome()         new tokens and finished sequences since the last call
+
+A plan is made in phases, each in a module of its own, and each working on what the
+one before has left:
+
+    1. make room    preempt for decodes that must grow, for a starved prefill, for
+                    urgent arrivals (preemption.py); nobody is scheduled yet
+    2. decode       every sequence of the decode set computes one token
+    3. prefill      partial prefills go on, in chunks under the token budget (prefill.py)
+    4. admit        preempted groups come back, then new ones enter (admission.py)
+
+Decodes first, so that no prompt, however long, stalls the streams.
+"""
+
+from __future__ import annotations
+
+import heapq
+
+from scheduler_svc.core import admission, beam, preemption, prefill
+from scheduler_svc.core.cost import CostModel
+from scheduler_svc.core.request import FinishReason, Request, TokenLogprob
+from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
+from scheduler_svc.core.state import CoreConfig, Outcome, SchedulerState
+from scheduler_svc.core.step import StepPlan, StepRecord, StepResult
+from scheduler_svc.errors import DuplicateRequest, NeverFits, QueueFull
+
+_ACCOUNT_EVERY_STEPS = 8
+
+
+class Scheduler:
+    """Decides every step of one executor.
+
+    Invariants (`invariants.check`): free + cached + referenced == total; a block's
+    reference count equals the tables and fences that hold it; computed <= scheduled <=
+    known tokens plus samples in flight; every live group is in exactly one place.
+    """
+
+    def __init__(self, config: CoreConfig) -> None:
+        """Start with an empty executor."""
+        self.state = SchedulerState(config)
+        self.costs = CostModel()
+        self._deadlines: list[tuple[float, int, SequenceGroup]] = []
+        self._serial = 0
+
+    # -- requests ------------------------------------------------------------------
+
+    def add(self, request: Request) -> SequenceGroup:
+        """Take a request into the queue.
+
+        Raises:
+            DuplicateRequest: a live request has the same id.
+            NeverFits: it could not run even alone.
+            QueueFull: too many wait already.
+        """
+        state = self.state
+        if request.request_id in state.groups:
+            raise DuplicateRequest(f"request_id {request.request_id!r} is in use")
+        if len(state.waiting) >= state.config.max_queue:
+            raise QueueFull(f"{len(state.waiting)} requests are waiting", retry_seconds=1.0)
+        self._serial += 1
+        group = SequenceGroup(request, self._serial)
+        group.key = state.key(group)
+        self._check_fits(group)
+        if request.beam is not None:
+            group.beam = beam.BeamSearch(request)
+        state.groups[request.request_id] = group
+        state.waiting.push(group)
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, self._serial, group))
+        for seq in group.live:
+            self._finish_if_complete(seq)
+        return group
+
+    def cancel(self, request_id: str) -> bool:
+        """End all choices of a request; False if there is no such live request."""
+        group = self.state.groups.get(request_id)
+        if group is None:
+            return False
+        self.state.counters.num_cancelled += 1
+        self.state.abandon(group, FinishReason.CANCELLED)
+        return True
+
+    def stop(self, request_id: str, sample_index: int) -> bool:
+        """End one choice because its text is complete; False if it is not live."""
+        group = self.state.groups.get(request_id)
+        for seq in group.live if group is not None else ():
+            if seq.sample_index == sample_index:
+                self.state.finish(seq, FinishReason.STOP)
+                return True
+        return False
+
+    @property
+    def has_requests(self) -> bool:
+        """A request is waiting, running or preempted."""
+        return bool(self.state.groups)
+
+    def take_outcome(self) -> Outcome:
+        """Return what has happened since the last call."""
+        outcome, self.state.outcome = self.state.outcome, Outcome()
+        return outcome
+
+    # -- steps ---------------------------------------------------------------------
+
+    def plan(self, now: float) -> StepPlan | None:
+        """Decide the next step.
+
+        Args:
+            now: seconds, on the clock of arrivals and deadlines.
+        Returns: the plan, to be executed in order; None if there is nothing to do now.
+        """
+        state = self.state
+        if len(state.in_flight) >= state.config.max_steps_in_flight:
+            return None
+        if self._deadlines:
+            self._expire(now)
+        self._decode()
+        budget = state.config.max_num_batched_tokens - len(state.decoding) - len(state.chunks)
+        if state.prefilling:
+            budget = prefill.prefill(state, budget)
+        admission.admit(state, budget, now)
+        return self._seal()
+
+    def apply(self, result: StepResult) -> None:
+        """Take in the result of the oldest step in flight."""
+        state = self.state
+        record = state.in_flight.popleft()
+        assert record.step_id == result.step_id, "results come in the order of plans"
+        assert len(record.sampled) == len(result.tokens), "one token for every row that sampled"
+        state.blocks.settle(record.step_id)
+        self._observe(record, result)
+        for seq, count in record.chunks:
+            if seq.row is not None:
+                seq.num_computed += count
+                self._register(seq)
+        if result.row_errors or result.logprobs:
+            self._take_extras(record, result)
+        self._take_tokens(record, result.tokens)
+        if state.config.policy == "fair":
+            self._charge(record)
+
+    def restart(self, config: CoreConfig) -> None:
+        """Go on with an executor that has forgotten everything (a new claim).
+
+        Every group that ran comes back by recompute, in its old place; samples of steps
+        that were in flight are lost and will be drawn again, the same ones.
+        """
+        state = self.state
+        ran = [*state.running, *state.preempted]
+        state.preempted = []
+        for group in ran:
+            for seq in group.live:
+                seq.restart()
+                seq.block_table, seq.host_table = [], []
+            group.rows_promised = 0
+            if group.beam is not None:
+                group.beam.candidates.clear()
+        state.start_over(config)
+        state.counters.num_resyncs += 1
+        for group in ran:
+            group.status = GroupStatus.PREEMPTED
+            group.num_preemptions += 1
+            group.resume_after = 0
+            state.enqueue_preempted(group)
+
+    # -- phases --------------------------------------------------------------------
+
+    def _decode(self) -> None:
+        """Phases 1 and 2: room for those that must grow, then one token for everyone."""
+        state = self.state
+        if state.decode_set_changed:
+            state.refresh_decode_set([])
+        due = [s for s in state.decoding if s.num_scheduled >= s.horizon]
+        if due or state.ready or state.starved or state.preempted or len(state.waiting):
+            self._make_room(due)
+        for seq in state.decoding:
+            seq.num_scheduled += 1
+
+    def _make_room(self, due: list[Sequence]) -> None:
+        """Preempt as needed, and only then let sequences grow: no victim is in the plan."""
+        state = self.state
+        candidates = state.ready
+        for seq in due:
+            if seq.num_scheduled >= seq.limit:
+                state.leave_decode_set(seq)  # its last token is on its way
+            else:
+                candidates.append(seq)
+        room = preemption.make_room_to_grow(state, candidates, self.costs)
+        starved, state.starved = state.starved, None
+        if starved is not None and starved.group.status is GroupStatus.RUNNING:
+            preemption.make_room(state, starved.group, room.num_blocks + 1, self.costs)
+        admission.make_room_for_urgent(state, self.costs)
+        state.ready = [s for s in room.stalled if s.group.status is GroupStatus.RUNNING]
+        for seq in state.ready:
+            state.leave_decode_set(seq)
+        entering = []
+        for seq in room.granted:
+            if seq.group.status is not GroupStatus.RUNNING:
+                continue
+            if seq.group.beam is not None:
+                beam.begin_step(state, seq)
+            self._grow_by_one(seq)
+            if seq.group.beam is not None:
+                self._compute_beam(seq)
+            elif not seq.in_decode_set:
+                entering.append(seq)
+        state.refresh_decode_set(entering)
+
+    def _compute_beam(self, seq: Sequence) -> None:
+        """A beam computes its one new token as a chunk: what comes next is not its choice."""
+        state = self.state
+        assert seq.row is not None
+        state.plan.chunk_rows.append(seq.row)
+        state.plan.chunk_counts.append(1)
+        state.chunks.append((seq, 1))
+        state.sampling.append(seq)
+        seq.num_scheduled += 1
+
+    def _grow_by_one(self, seq: Sequence) -> None:
+        state, plan = self.state, self.state.plan
+        growth = state.blocks.grow(seq, 1, plan.step_id)
+        assert seq.row is not None
+        if growth.copied is not None:
+            logical, source, copy = growth.copied
+            plan.replacements.append((seq.row, logical, copy))
+            plan.copy_sources.append(source)
+            plan.copy_destinations.append(copy)
+            state.counters.num_copied_blocks += 1
+        for block in growth.appended:
+            plan.append_rows.append(seq.row)
+            plan.append_blocks.append(block)
+        seq.horizon = state.blocks.horizon(seq)
+
+    def _seal(self) -> StepPlan | None:
+        """Freeze the plan and remember what its result will mean."""
+        state = self.state
+        plan = state.plan
+        plan.num_decodes = len(state.decoding)
+        if not plan.has_work:
+            return None
+        for start in plan.starts:
+            start.row = start.sequence.row or 0
+            start.tokens = list(start.sequence.tokens)
+            start.blocks = list(start.sequence.block_table)
+        sampled, rows = state.decoding, state.decode_rows
+        if state.sampling:
+            sampled = sorted([*sampled, *state.sampling], key=lambda s: s.row or 0)
+            rows = [s.row or 0 for s in sampled]
+        moved = len(plan.swap_out_device_blocks) + len(plan.swap_in_host_blocks)
+        state.in_flight.append(
+            StepRecord(plan.step_id, sampled, rows, state.chunks, plan.num_tokens, moved)
+        )
+        state.chunks, state.sampling = [], []
+        state.plan = StepPlan(step_id=plan.step_id + 1)
+        state.counters.num_steps += 1
+        if plan.step_id % _ACCOUNT_EVERY_STEPS == 0:
+            self._account()
+        return plan
+
+    # -- results -------------------------------------------------------------------
+
+    def _take_tokens(self, record: StepRecord, tokens: list[int]) -> None:
+        state = self.state
+        kept, kept_tokens = state.outcome.sampled, state.outcome.tokens
+        num_before = len(kept)
+        for seq, token in zip(record.sampled, tokens, strict=True):
+            if not seq.accepts:
+                if not self._take_late_token(seq, token):
+                    continue
+            else:
+                seq.tokens.append(token)
+                seq.num_computed = len(seq.tokens) - 1
+                if seq.num_computed >= seq.register_at:
+                    self._register(seq)
+            kept.append(seq)
+            kept_tokens.append(token)
+            if token in seq.stops:
+                state.finish(seq, FinishReason.STOP)
+            elif len(seq.tokens) >= seq.max_len:
+                state.finish(seq, FinishReason.LENGTH)
+        state.counters.num_generated_tokens += len(kept) - num_before
+
+    def _take_late_token(self, seq: Sequence, token: int) -> bool:
+        """Take a token of a sequence that is not simply running; False: it is discarded."""
+        state = self.state
+        if seq.group.beam is not None:
+            return False  # the search takes candidates, once all its beams have them
+        if seq.is_finished:
+            state.counters.num_discarded_tokens += 1
+            return False
+        if len(seq.tokens) >= seq.max_len:
+            state.finish(seq, FinishReason.LENGTH)  # max_tokens is 0: only the prompt counts
+            return False
+        seq.tokens.append(token)  # preempted meanwhile; the token is kept
+        return True
+
+    def _take_extras(self, record: StepRecord, result: StepResult) -> None:
+        """Row errors, log-probabilities, and the candidates of beams."""
+        state = self.state
+        by_row = dict(zip(record.rows, record.sampled, strict=True))
+        by_row.update((s.row, s) for s, _ in record.chunks if s.row is not None)
+        for row, message in result.row_errors.items():
+            seq = by_row.get(row)
+            if seq is not None and not seq.is_finished:
+                state.abandon(seq.group, FinishReason.ERROR, message)
+        searches: dict[SequenceGroup, dict[Sequence, tuple[TokenLogprob, ...]]] = {}
+        for row, logprobs in result.logprobs.items():
+            seq = by_row.get(row)
+            if seq is None or seq.is_finished:
+                continue
+            if seq.group.beam is not None:
+                if logprobs.sampled is None or seq.row is None:
+                    continue  # given up meanwhile: it will report again
+                searches.setdefault(seq.group, {})[seq] = logprobs.sampled.top
+            else:
+                state.outcome.logprobs.append((seq, logprobs))
+                if logprobs.sampled is not None:
+                    seq.cumulative_logprob += logprobs.sampled.chosen.logprob
+        for group, candidates in searches.items():
+            beam.collect(state, group, candidates)
+
+    def _register(self, seq: Sequence) -> None:
+        """Name the blocks that are full and settled, if the cache is in use."""
+        if not seq.block_table:
+            return  # swapped out meanwhile: named when it is back
+        block_size = self.state.blocks.block_size
+        if prefill.uses_cache(self.state, seq.group):
+            self.state.blocks.register_settled(seq)
+            seq.register_at = (seq.num_computed // block_size + 1) * block_size
+        else:
+            seq.register_at = seq.max_len + 1
+
+    def _finish_if_complete(self, seq: Sequence) -> None:
+        """End a resumed choice that had ended before it was resumed."""
+        if seq.num_output_tokens == 0 or seq.group.beam is not None:
+            return
+        if seq.tokens[-1] in seq.stops:
+            self.state.finish(seq, FinishReason.STOP)
+        elif len(seq.tokens) >= seq.max_len:
+            self.state.finish(seq, FinishReason.LENGTH)
+
+    # -- the rest ------------------------------------------------------------------
+
+    def _check_fits(self, group: SequenceGroup) -> None:
+        state = self.state
+        needed, total = state.blocks.worst_case(group), state.config.num_blocks
+        if needed > total:
+            raise NeverFits(
+                f"prompt of {len(group.request.prompt_tokens)} tokens with max_tokens "
+                f"{group.request.max_tokens} needs {needed} KV blocks at its longest; "
+                f"the whole pool has {total} of {state.config.block_size} tokens"
+            )
+        if group.max_rows > state.config.max_num_seqs:
+            raise NeverFits(
+                f"{group.max_rows} sequences at once; max_num_seqs is {state.config.max_num_seqs}"
+            )
+
+    def _expire(self, now: float) -> None:
+        while self._deadlines and self._deadlines[0][0] <= now:
+            group = heapq.heappop(self._deadlines)[2]
+            if group.live:
+                self.state.abandon(group, FinishReason.CANCELLED, "deadline passed")
+
+    def _observe(self, record: StepRecord, result: StepResult) -> None:
+        num_chunk_tokens = sum(count for _, count in record.chunks)
+        self.state.counters.num_prompt_tokens += num_chunk_tokens
+        mostly_prefill = 2 * num_chunk_tokens >= record.num_tokens
+        self.costs.observe(
+            result.timings, num_chunk_tokens if mostly_prefill else 0, record.num_moved_blocks
+        )
+
+    def _charge(self, record: StepRecord) -> None:
+        for seq, count in record.chunks:
+            self.state.waiting.charge(seq.group, count, 0)
+        for seq in record.sampled:
+            self.state.waiting.charge(seq.group, 0, 1)
+
+    def _account(self) -> None:
+        """Add to the running mean of how well the allocated slots are used."""
+        state = self.state
+        block_size = state.blocks.block_size
+        allocated = state.blocks.pool.num_referenced * block_size
+        waste = table_blocks = 0
+        for group in state.running:
+            for seq in group.sequences:
+                table_blocks += len(seq.block_table)
+                waste += len(seq.block_table) * block_size - seq.num_scheduled if seq.block_table else 0
+        state.counters.allocated_slot_steps += allocated
+        state.counters.live_slot_steps += allocated - waste
+        saved = table_blocks + state.blocks.num_fenced - state.blocks.pool.num_referenced
+        state.counters.saved_block_steps += max(0, saved)

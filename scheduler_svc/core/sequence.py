@@ -1,0 +1,206 @@
+"""Sequences and sequence groups: the state of one request inside the core.
+
+Token counts of a sequence, always `num_scheduled <= known tokens + samples in flight`:
+
+    tokens         prompt and output that are known
+    num_scheduled  tokens whose K/V some planned step computes, or has computed
+    num_computed   the same, but the step's result is in
+
+While a sample is in flight the next token is not known yet: a decode may be planned
+for it all the same ("the token you sampled last"), which is why num_scheduled can
+be ahead of len(tokens).
+"""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING
+
+from scheduler_svc.core.block_pool import BlockId
+from scheduler_svc.core.request import FinishReason, Request
+
+if TYPE_CHECKING:
+    from scheduler_svc.core.beam import BeamSearch
+
+
+class GroupStatus(enum.Enum):
+    """Where a group is in its life."""
+
+    WAITING = "waiting"  # in the queue, never ran
+    RUNNING = "running"  # holds blocks, or will get them in this very plan
+    PREEMPTED = "preempted"  # gave its blocks back, runs its tokens again later
+    SWAPPED = "swapped"  # its blocks are in host memory
+    FINISHED = "finished"
+
+
+class Sequence:
+    """One stream of tokens.
+
+    Invariant: `block_table` covers at least `num_scheduled` tokens while the group
+    runs, and is empty while it waits, is preempted or swapped (then `host_table`
+    holds the blocks).
+    """
+
+    __slots__ = (
+        "block_hashes",
+        "block_table",
+        "accepts",
+        "cumulative_logprob",
+        "finish_reason",
+        "group",
+        "horizon",
+        "host_table",
+        "in_decode_set",
+        "is_prefilled",
+        "limit",
+        "max_len",
+        "num_computed",
+        "num_registered",
+        "register_at",
+        "num_prompt_tokens",
+        "num_scheduled",
+        "row",
+        "sample_index",
+        "share_from",
+        "stops",
+        "tokens",
+    )
+
+    def __init__(self, group: SequenceGroup, sample_index: int, tokens: list[int]) -> None:
+        """Start with known tokens and nothing computed."""
+        request = group.request
+        self.group = group
+        self.sample_index = sample_index
+        self.tokens = tokens
+        self.num_prompt_tokens = len(request.prompt_tokens)
+        self.max_len = self.num_prompt_tokens + request.max_tokens
+        # The last token to be sampled never needs its own K/V.
+        self.limit = self.max_len - 1
+        self.num_scheduled = 0
+        self.num_computed = 0
+        # The next num_scheduled at which a decode needs more than a plain step: a
+        # new block, a copy, or to leave because its length is reached.
+        self.horizon = 0
+        self.row: int | None = None
+        # All tokens that were known at the (re)start are scheduled: it decodes now.
+        self.is_prefilled = False
+        self.in_decode_set = False
+        # The token that a step draws becomes the next token as it is: the sequence has
+        # a row, is not finished, and no beam search has the choice.
+        self.accepts = False
+        self.stops = request.stop_token_ids
+        self.block_table: list[BlockId] = []
+        self.host_table: list[BlockId] = []
+        self.block_hashes: list[bytes] = []
+        self.num_registered = 0
+        # num_computed at which there may be blocks to register.
+        self.register_at = 0
+        self.share_from: Sequence | None = None
+        self.cumulative_logprob = 0.0
+        self.finish_reason: FinishReason | None = None
+
+    @property
+    def is_finished(self) -> bool:
+        """No more tokens are wanted."""
+        return self.finish_reason is not None
+
+    @property
+    def num_pending(self) -> int:
+        """Samples in flight."""
+        return max(0, self.num_scheduled + 1 - len(self.tokens))
+
+    @property
+    def num_output_tokens(self) -> int:
+        """Tokens generated and known."""
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def restart(self) -> None:
+        """Forget what was computed: the row is gone and the blocks are given back."""
+        self.num_scheduled = 0
+        self.num_computed = 0
+        self.horizon = 0
+        self.row = None
+        self.is_prefilled = False
+        self.in_decode_set = False
+        self.accepts = False
+        self.num_registered = 0
+        self.register_at = 0
+        self.share_from = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Sequence({self.group.request.request_id}/{self.sample_index} row={self.row} "
+            f"tokens={len(self.tokens)} scheduled={self.num_scheduled})"
+        )
+
+
+class SequenceGroup:
+    """All sequences of one request; scheduled and preempted as one.
+
+    `key`, set by the policy, orders groups: the smaller runs first and is preempted
+    last. `unforked`
+    counts the samples that will fork from the first sequence when its prompt is done.
+    """
+
+    __slots__ = (
+        "admitted_at",
+        "beam",
+        "cached_prompt_tokens",
+        "key",
+        "lineage",
+        "num_preemptions",
+        "request",
+        "resume_after",
+        "rows_promised",
+        "sequences",
+        "serial",
+        "status",
+        "unforked",
+    )
+
+    def __init__(self, request: Request, serial: int) -> None:
+        """Make the group's first sequences.
+
+        Args:
+            request: validated request.
+            serial: counts groups up; breaks ties between equal arrivals.
+        """
+        self.request = request
+        self.serial = serial
+        self.key: tuple[float, float, int] = (0, request.arrival, serial)
+        self.status = GroupStatus.WAITING
+        self.lineage = serial
+        self.num_preemptions = 0
+        # Newest step in flight when its rows were given up: samples of those steps
+        # still come in, so it cannot start again before.
+        self.resume_after = 0
+        self.cached_prompt_tokens = 0
+        self.admitted_at: float | None = None
+        self.rows_promised = 0
+        self.beam: BeamSearch | None = None
+        if request.resumed:
+            self.sequences = [
+                Sequence(self, i, [*request.prompt_tokens, *request.resumed.get(i, ())])
+                for i in range(request.best_of)
+            ]
+            self.unforked = 0
+        else:
+            self.sequences = [Sequence(self, 0, list(request.prompt_tokens))]
+            self.unforked = 0 if request.beam else request.best_of - 1
+
+    @property
+    def live(self) -> list[Sequence]:
+        """Sequences that want more tokens."""
+        return [s for s in self.sequences if s.finish_reason is None]
+
+    @property
+    def max_rows(self) -> int:
+        """Rows that the group needs at once."""
+        if self.request.beam is not None:
+            return self.request.beam.width
+        return self.unforked + sum(s.finish_reason is None for s in self.sequences)
+
+    @property
+    def has_pending(self) -> bool:
+        """A sample of one of its sequences is in flight."""
+        return any(s.num_pending for s in self.sequences if s.finish_reason is None)
