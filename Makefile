@@ -1,0 +1,65 @@
+# Everything a user or a developer runs. `make` alone lists it.
+# Variables: PYTHON (interpreter for setup), ARGS (passed on to the command run).
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.SUFFIXES:
+MAKEFLAGS += --no-builtin-rules
+
+VENV ?= .venv
+# -P: the repository root must not be on sys.path, where its folder "kernels" would
+# stand in for Hugging Face's library of that name.
+PY := $(VENV)/bin/python -P
+ARGS ?=
+export PYTHON VENV
+
+.PHONY: help
+help: ## List the targets
+	@printf 'Octavo. Start with: make demo\n\n'
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | \
+		awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+	@printf '\nPass arguments with ARGS, as in: make serve ARGS="--help"\n'
+
+.PHONY: setup
+setup: ## Make .venv and fetch the default model (again: does nothing, quickly)
+	@bash scripts/setup.sh
+
+.PHONY: demo
+demo: setup ## Start everything, send a few prompts, show what happens
+	@$(VENV)/bin/octavo demo $(ARGS)
+
+.PHONY: serve
+serve: setup ## Serve the default model until Ctrl-C
+	@$(VENV)/bin/octavo serve $(ARGS)
+
+.PHONY: test
+test: setup ## Run all tests that need no GPU
+	@$(PY) -m pytest $(ARGS)
+
+.PHONY: lint
+lint: setup ## Check style, protos and import rules
+	@$(VENV)/bin/ruff check
+	@$(VENV)/bin/ruff format --check
+	@$(VENV)/bin/buf lint
+	@$(VENV)/bin/lint-imports
+
+.PHONY: format
+format: setup ## Rewrite Python files in the house style
+	@$(VENV)/bin/ruff check --fix
+	@$(VENV)/bin/ruff format
+
+.PHONY: type
+type: setup ## Check types
+	@$(VENV)/bin/mypy
+
+.PHONY: proto
+proto: setup ## Generate the committed Python code from proto/
+	@$(PY) scripts/generate_protos.py
+
+.PHONY: pin
+pin: setup ## Write constraints.txt from what is installed
+	@$(PY) scripts/pin_dependencies.py
+
+.PHONY: clean
+clean: ## Remove .venv and caches (the model store stays)
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
