@@ -6,7 +6,7 @@ has had its turn in line already.
 
 from __future__ import annotations
 
-from scheduler_svc.core import prefill, preemption
+from scheduler_svc.core import preemption, prefill
 from scheduler_svc.core.cost import CostModel
 from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.state import SchedulerState

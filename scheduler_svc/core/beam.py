@@ -14,6 +14,7 @@ convention of scores, ranks and early stopping is that of Hugging Face's beam se
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -90,7 +91,8 @@ class BeamSearch:
         return candidate.parent.num_output_tokens + 1
 
     def _score(self, candidate: Continuation) -> float:
-        return candidate.cumulative_logprob / self._length(candidate) ** self.params.length_penalty
+        length = float(self._length(candidate))
+        return candidate.cumulative_logprob / math.pow(length, self.params.length_penalty)
 
     def _end_reason(self, candidate: Continuation) -> FinishReason | None:
         if candidate.token in self.request.stop_token_ids:

@@ -217,9 +217,7 @@ class BlockManager:
         blocks = {b for seq in group.live for b in seq.block_table}
         return self.host_pool is not None and len(blocks) <= self.host_pool.num_available
 
-    def swap_out(
-        self, group: SequenceGroup, fence: int
-    ) -> tuple[list[BlockId], list[BlockId]]:
+    def swap_out(self, group: SequenceGroup, fence: int) -> tuple[list[BlockId], list[BlockId]]:
         """Move the group's tables to the host; sharing inside the group is kept.
 
         Returns: device blocks and the host blocks they go to, parallel.
@@ -241,9 +239,7 @@ class BlockManager:
         """Device blocks that the group needs to come back."""
         return len({b for seq in group.live for b in seq.host_table})
 
-    def swap_in(
-        self, group: SequenceGroup, fence: int
-    ) -> tuple[list[BlockId], list[BlockId]]:
+    def swap_in(self, group: SequenceGroup, fence: int) -> tuple[list[BlockId], list[BlockId]]:
         """Move the group's tables back to the device.
 
         Returns: host blocks and the device blocks they go to, parallel.

@@ -112,8 +112,12 @@ def shareable_blocks(state: SchedulerState, seq: Sequence) -> list[BlockId] | No
 
 
 def uses_cache(state: SchedulerState, group: SequenceGroup) -> bool:
-    """Say whether the group reads and writes the prefix cache."""
-    return state.config.prefix_cache and group.request.use_cache
+    """Say whether the group reads and writes the prefix cache.
+
+    Log-probabilities of a prompt need every position computed.
+    """
+    request = group.request
+    return state.config.prefix_cache and request.use_cache and request.num_prompt_logprobs is None
 
 
 def _complete(state: SchedulerState, seq: Sequence) -> None:

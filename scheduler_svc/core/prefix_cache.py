@@ -35,3 +35,8 @@ def extend_hashes(seq: Sequence, num_blocks: int, block_size: int) -> list[bytes
         tokens = array("I", seq.tokens[logical * block_size : (logical + 1) * block_size])
         hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
     return hashes[:num_blocks]
+
+
+def lineage(request: Request) -> int:
+    """64 bits that requests share exactly if they may share blocks."""
+    return int.from_bytes(root_hash(request)[:8], "little")

@@ -25,15 +25,16 @@ from __future__ import annotations
 
 import heapq
 
-from scheduler_svc.core import admission, beam, preemption, prefill
+from scheduler_svc.core import admission, beam, preemption, prefill, prefix_cache, results
 from scheduler_svc.core.cost import CostModel
-from scheduler_svc.core.request import FinishReason, Request, TokenLogprob
+from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.state import CoreConfig, Outcome, SchedulerState
-from scheduler_svc.core.step import StepPlan, StepRecord, StepResult
+from scheduler_svc.core.step import StepError, StepPlan, StepRecord, StepResult
 from scheduler_svc.errors import DuplicateRequest, NeverFits, QueueFull
 
 _ACCOUNT_EVERY_STEPS = 8
+_MAX_FAILURES = 3
 
 
 class Scheduler:
@@ -70,6 +71,8 @@ class Scheduler:
         group = SequenceGroup(request, self._serial)
         group.key = state.key(group)
         self._check_fits(group)
+        if prefill.uses_cache(state, group):
+            group.lineage = prefix_cache.lineage(request)
         if request.beam is not None:
             group.beam = beam.BeamSearch(request)
         state.groups[request.request_id] = group
@@ -77,7 +80,7 @@ class Scheduler:
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, self._serial, group))
         for seq in group.live:
-            self._finish_if_complete(seq)
+            results.finish_if_complete(state, seq)
         return group
 
     def cancel(self, request_id: str) -> bool:
@@ -135,17 +138,26 @@ class Scheduler:
         record = state.in_flight.popleft()
         assert record.step_id == result.step_id, "results come in the order of plans"
         assert len(record.sampled) == len(result.tokens), "one token for every row that sampled"
-        state.blocks.settle(record.step_id)
-        self._observe(record, result)
-        for seq, count in record.chunks:
-            if seq.row is not None:
-                seq.num_computed += count
-                self._register(seq)
-        if result.row_errors or result.logprobs:
-            self._take_extras(record, result)
-        self._take_tokens(record, result.tokens)
-        if state.config.policy == "fair":
-            self._charge(record)
+        results.take(state, record, result)
+        num_chunk_tokens = sum(count for _, count in record.chunks)
+        mostly_prefill = 2 * num_chunk_tokens >= record.num_tokens
+        self.costs.observe(
+            result.timings, num_chunk_tokens if mostly_prefill else 0, record.num_moved_blocks
+        )
+
+    def fail(self, error: StepError) -> None:
+        """Take in that the oldest step in flight failed as a whole.
+
+        The executor has forgotten its rows, so `restart` must follow. A request that was
+        in `_MAX_FAILURES` failed steps is given up.
+        """
+        record = self.state.in_flight[0]
+        groups = {s.group for s in record.sampled} | {s.group for s, _ in record.chunks}
+        self.state.in_flight.clear()
+        for group in groups:
+            group.num_failures += 1
+            if group.num_failures >= _MAX_FAILURES and group.live:
+                self.state.abandon(group, FinishReason.ERROR, error.message)
 
     def restart(self, config: CoreConfig) -> None:
         """Go on with an executor that has forgotten everything (a new claim).
@@ -265,88 +277,6 @@ class Scheduler:
             self._account()
         return plan
 
-    # -- results -------------------------------------------------------------------
-
-    def _take_tokens(self, record: StepRecord, tokens: list[int]) -> None:
-        state = self.state
-        kept, kept_tokens = state.outcome.sampled, state.outcome.tokens
-        num_before = len(kept)
-        for seq, token in zip(record.sampled, tokens, strict=True):
-            if not seq.accepts:
-                if not self._take_late_token(seq, token):
-                    continue
-            else:
-                seq.tokens.append(token)
-                seq.num_computed = len(seq.tokens) - 1
-                if seq.num_computed >= seq.register_at:
-                    self._register(seq)
-            kept.append(seq)
-            kept_tokens.append(token)
-            if token in seq.stops:
-                state.finish(seq, FinishReason.STOP)
-            elif len(seq.tokens) >= seq.max_len:
-                state.finish(seq, FinishReason.LENGTH)
-        state.counters.num_generated_tokens += len(kept) - num_before
-
-    def _take_late_token(self, seq: Sequence, token: int) -> bool:
-        """Take a token of a sequence that is not simply running; False: it is discarded."""
-        state = self.state
-        if seq.group.beam is not None:
-            return False  # the search takes candidates, once all its beams have them
-        if seq.is_finished:
-            state.counters.num_discarded_tokens += 1
-            return False
-        if len(seq.tokens) >= seq.max_len:
-            state.finish(seq, FinishReason.LENGTH)  # max_tokens is 0: only the prompt counts
-            return False
-        seq.tokens.append(token)  # preempted meanwhile; the token is kept
-        return True
-
-    def _take_extras(self, record: StepRecord, result: StepResult) -> None:
-        """Row errors, log-probabilities, and the candidates of beams."""
-        state = self.state
-        by_row = dict(zip(record.rows, record.sampled, strict=True))
-        by_row.update((s.row, s) for s, _ in record.chunks if s.row is not None)
-        for row, message in result.row_errors.items():
-            seq = by_row.get(row)
-            if seq is not None and not seq.is_finished:
-                state.abandon(seq.group, FinishReason.ERROR, message)
-        searches: dict[SequenceGroup, dict[Sequence, tuple[TokenLogprob, ...]]] = {}
-        for row, logprobs in result.logprobs.items():
-            seq = by_row.get(row)
-            if seq is None or seq.is_finished:
-                continue
-            if seq.group.beam is not None:
-                if logprobs.sampled is None or seq.row is None:
-                    continue  # given up meanwhile: it will report again
-                searches.setdefault(seq.group, {})[seq] = logprobs.sampled.top
-            else:
-                state.outcome.logprobs.append((seq, logprobs))
-                if logprobs.sampled is not None:
-                    seq.cumulative_logprob += logprobs.sampled.chosen.logprob
-        for group, candidates in searches.items():
-            beam.collect(state, group, candidates)
-
-    def _register(self, seq: Sequence) -> None:
-        """Name the blocks that are full and settled, if the cache is in use."""
-        if not seq.block_table:
-            return  # swapped out meanwhile: named when it is back
-        block_size = self.state.blocks.block_size
-        if prefill.uses_cache(self.state, seq.group):
-            self.state.blocks.register_settled(seq)
-            seq.register_at = (seq.num_computed // block_size + 1) * block_size
-        else:
-            seq.register_at = seq.max_len + 1
-
-    def _finish_if_complete(self, seq: Sequence) -> None:
-        """End a resumed choice that had ended before it was resumed."""
-        if seq.num_output_tokens == 0 or seq.group.beam is not None:
-            return
-        if seq.tokens[-1] in seq.stops:
-            self.state.finish(seq, FinishReason.STOP)
-        elif len(seq.tokens) >= seq.max_len:
-            self.state.finish(seq, FinishReason.LENGTH)
-
     # -- the rest ------------------------------------------------------------------
 
     def _check_fits(self, group: SequenceGroup) -> None:
@@ -369,20 +299,6 @@ class Scheduler:
             if group.live:
                 self.state.abandon(group, FinishReason.CANCELLED, "deadline passed")
 
-    def _observe(self, record: StepRecord, result: StepResult) -> None:
-        num_chunk_tokens = sum(count for _, count in record.chunks)
-        self.state.counters.num_prompt_tokens += num_chunk_tokens
-        mostly_prefill = 2 * num_chunk_tokens >= record.num_tokens
-        self.costs.observe(
-            result.timings, num_chunk_tokens if mostly_prefill else 0, record.num_moved_blocks
-        )
-
-    def _charge(self, record: StepRecord) -> None:
-        for seq, count in record.chunks:
-            self.state.waiting.charge(seq.group, count, 0)
-        for seq in record.sampled:
-            self.state.waiting.charge(seq.group, 0, 1)
-
     def _account(self) -> None:
         """Add to the running mean of how well the allocated slots are used."""
         state = self.state
@@ -392,7 +308,9 @@ class Scheduler:
         for group in state.running:
             for seq in group.sequences:
                 table_blocks += len(seq.block_table)
-                waste += len(seq.block_table) * block_size - seq.num_scheduled if seq.block_table else 0
+                waste += (
+                    len(seq.block_table) * block_size - seq.num_scheduled if seq.block_table else 0
+                )
         state.counters.allocated_slot_steps += allocated
         state.counters.live_slot_steps += allocated - waste
         saved = table_blocks + state.blocks.num_fenced - state.blocks.pool.num_referenced

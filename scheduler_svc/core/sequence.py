@@ -42,9 +42,9 @@ class Sequence:
     """
 
     __slots__ = (
+        "accepts",
         "block_hashes",
         "block_table",
-        "accepts",
         "cumulative_logprob",
         "finish_reason",
         "group",
@@ -55,10 +55,10 @@ class Sequence:
         "limit",
         "max_len",
         "num_computed",
-        "num_registered",
-        "register_at",
         "num_prompt_tokens",
+        "num_registered",
         "num_scheduled",
+        "register_at",
         "row",
         "sample_index",
         "share_from",
@@ -148,6 +148,7 @@ class SequenceGroup:
         "cached_prompt_tokens",
         "key",
         "lineage",
+        "num_failures",
         "num_preemptions",
         "request",
         "resume_after",
@@ -170,6 +171,7 @@ class SequenceGroup:
         self.key: tuple[float, float, int] = (0, request.arrival, serial)
         self.status = GroupStatus.WAITING
         self.lineage = serial
+        self.num_failures = 0
         self.num_preemptions = 0
         # Newest step in flight when its rows were given up: samples of those steps
         # still come in, so it cannot start again before.

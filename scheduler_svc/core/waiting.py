@@ -90,6 +90,7 @@ class OrderedQueue:
 
     def discard(self, group: SequenceGroup) -> None:
         """Take a group out whose status is no longer WAITING."""
+        del group  # its status tells
         self._size -= 1
         # Dead entries stay in the heap until they surface, but never outnumber the
         # living: otherwise a flood of cancels would grow it without bound.
@@ -127,8 +128,11 @@ class FairQueue:
 
     def peek(self) -> SequenceGroup | None:
         """Return the group that is next: priority, then least served tenant."""
-        heads = [(g.key[0], self._counters[t], g.key, g) for t, q in self._queues.items()
-                 if (g := q.peek()) is not None]
+        heads = [
+            (g.key[0], self._counters[t], g.key, g)
+            for t, q in self._queues.items()
+            if (g := q.peek()) is not None
+        ]
         return min(heads)[3] if heads else None
 
     def pop(self) -> SequenceGroup:

@@ -44,15 +44,19 @@ def candidates(tokens: list[int], count: int) -> tuple[TokenLogprob, ...]:
     """Return the likeliest tokens after these, with made-up log-probabilities."""
     last = chain(tokens)[-1]
     ranked = sorted(range(VOCAB), key=lambda t: mix(last, t))
-    return tuple(TokenLogprob(t, -0.01 - 0.3 * i - mix(last, t) / 2**34)
-                 for i, t in enumerate(ranked[:count]))
+    return tuple(
+        TokenLogprob(t, -0.01 - 0.3 * i - mix(last, t) / 2**34)
+        for i, t in enumerate(ranked[:count])
+    )
 
 
 def expected_output(request: Request, sample_index: int) -> list[int]:
     """Return the output tokens of one choice, computed without scheduling."""
     tokens = [*request.prompt_tokens, *request.resumed.get(sample_index, ())]
-    output = tokens[len(request.prompt_tokens):]
-    while len(output) < request.max_tokens and not (output and output[-1] in request.stop_token_ids):
+    output = tokens[len(request.prompt_tokens) :]
+    while len(output) < request.max_tokens and not (
+        output and output[-1] in request.stop_token_ids
+    ):
         token = next_token(tokens, sample_index)
         tokens.append(token)
         output.append(token)
@@ -74,7 +78,9 @@ class ModelRow:
 class ExecutorModel:
     """Applies plans in the order that executor.proto fixes."""
 
-    def __init__(self, num_blocks: int, block_size: int, num_host_blocks: int, max_rows: int) -> None:
+    def __init__(
+        self, num_blocks: int, block_size: int, num_host_blocks: int, max_rows: int
+    ) -> None:
         self.block_size = block_size
         self.slots: list[int | None] = [None] * (num_blocks * block_size)
         self.host: list[int | None] = [None] * (num_host_blocks * block_size)
@@ -108,8 +114,11 @@ class ExecutorModel:
             seq = start.sequence
             beam = seq.group.beam
             self.rows[start.row] = ModelRow(
-                list(start.tokens), list(start.blocks), seq.sample_index,
-                start.num_computed_tokens, beam.num_candidates if beam else 0,
+                list(start.tokens),
+                list(start.blocks),
+                seq.sample_index,
+                start.num_computed_tokens,
+                beam.num_candidates if beam else 0,
             )
         before = {parent: self.rows[parent] for parent, _, _ in plan.children}
         copies = {p: (list(r.tokens), list(r.table)) for p, r in before.items()}
@@ -117,8 +126,9 @@ class ExecutorModel:
             tokens, table = copies[parent]
             source = before[parent]
             assert child == parent or child not in self.rows
-            self.rows[child] = ModelRow([*tokens, token], list(table), 0, source.num_computed,
-                                        source.num_beam_candidates)
+            self.rows[child] = ModelRow(
+                [*tokens, token], list(table), 0, source.num_computed, source.num_beam_candidates
+            )
 
     def _apply_tables(self, plan: StepPlan) -> None:
         for row, logical, block in plan.replacements:
@@ -132,9 +142,11 @@ class ExecutorModel:
         size = self.block_size
 
         def copy(source: list[int | None], a: int, target: list[int | None], b: int) -> None:
-            target[b * size:(b + 1) * size] = source[a * size:(a + 1) * size]
+            target[b * size : (b + 1) * size] = source[a * size : (a + 1) * size]
 
-        for device, host in zip(plan.swap_out_device_blocks, plan.swap_out_host_blocks, strict=True):
+        for device, host in zip(
+            plan.swap_out_device_blocks, plan.swap_out_host_blocks, strict=True
+        ):
             copy(self.slots, device, self.host, host)
         assert len(set(plan.copy_destinations)) == len(plan.copy_destinations)
         assert not set(plan.copy_sources) & set(plan.copy_destinations)
@@ -154,8 +166,9 @@ class ExecutorModel:
         for parent, child, sample_index in plan.forks:
             source = self.rows[parent]
             assert child not in self.rows and source.num_computed == len(source.tokens)
-            self.rows[child] = ModelRow(list(source.tokens), list(source.table), sample_index,
-                                        source.num_computed)
+            self.rows[child] = ModelRow(
+                list(source.tokens), list(source.table), sample_index, source.num_computed
+            )
             counts[child] = 0
         tokens, logprobs = [], {}
         for row in sorted(counts):

@@ -1,0 +1,117 @@
+"""Take in a step's result: tokens, ends, log-probabilities, settled blocks.
+
+A sequence may have moved on while its step was in flight. It was finished: the token is
+discarded, it was one too many. It was preempted or swapped: the token is kept, for that
+step did compute it.
+"""
+
+from __future__ import annotations
+
+from scheduler_svc.core import beam, prefill
+from scheduler_svc.core.request import FinishReason, TokenLogprob
+from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.core.step import StepRecord, StepResult
+
+
+def take(state: SchedulerState, record: StepRecord, result: StepResult) -> None:
+    """Bring the state up to date with the oldest step's result."""
+    state.blocks.settle(record.step_id)
+    for seq, count in record.chunks:
+        state.counters.num_prompt_tokens += count
+        if seq.row is not None:
+            seq.num_computed += count
+            _register(state, seq)
+    if result.row_errors or result.logprobs:
+        _take_extras(state, record, result)
+    _take_tokens(state, record, result.tokens)
+    if state.config.policy == "fair":
+        _charge(state, record)
+
+
+def finish_if_complete(state: SchedulerState, seq: Sequence) -> None:
+    """End a resumed choice that had ended before it was resumed."""
+    if seq.num_output_tokens == 0 or seq.group.beam is not None:
+        return
+    if seq.tokens[-1] in seq.stops:
+        state.finish(seq, FinishReason.STOP)
+    elif len(seq.tokens) >= seq.max_len:
+        state.finish(seq, FinishReason.LENGTH)
+
+
+def _take_tokens(state: SchedulerState, record: StepRecord, tokens: list[int]) -> None:
+    kept, kept_tokens = state.outcome.sampled, state.outcome.tokens
+    num_before = len(kept)
+    for seq, token in zip(record.sampled, tokens, strict=True):
+        if seq.accepts:
+            seq.tokens.append(token)
+            seq.num_computed = len(seq.tokens) - 1
+            if seq.num_computed >= seq.register_at:
+                _register(state, seq)
+        elif not _take_late_token(state, seq, token):
+            continue
+        kept.append(seq)
+        kept_tokens.append(token)
+        if token in seq.stops:
+            state.finish(seq, FinishReason.STOP)
+        elif len(seq.tokens) >= seq.max_len:
+            state.finish(seq, FinishReason.LENGTH)
+    state.counters.num_generated_tokens += len(kept) - num_before
+
+
+def _take_late_token(state: SchedulerState, seq: Sequence, token: int) -> bool:
+    """Take a token of a sequence that is not simply running; False: it is discarded."""
+    if seq.group.beam is not None:
+        return False  # the search takes candidates, once all its beams have them
+    if seq.is_finished:
+        state.counters.num_discarded_tokens += 1
+        return False
+    if len(seq.tokens) >= seq.max_len:
+        state.finish(seq, FinishReason.LENGTH)  # max_tokens is 0: only the prompt counts
+        return False
+    seq.tokens.append(token)
+    return True
+
+
+def _take_extras(state: SchedulerState, record: StepRecord, result: StepResult) -> None:
+    """Row errors, log-probabilities, and the candidates of beams."""
+    by_row = dict(zip(record.rows, record.sampled, strict=True))
+    by_row.update((s.row, s) for s, _ in record.chunks if s.row is not None)
+    for row, message in result.row_errors.items():
+        seq = by_row.get(row)
+        if seq is not None and not seq.is_finished:
+            state.abandon(seq.group, FinishReason.ERROR, message)
+    searches: dict[SequenceGroup, dict[Sequence, tuple[TokenLogprob, ...]]] = {}
+    for row, logprobs in result.logprobs.items():
+        seq = by_row.get(row)
+        if seq is None or seq.is_finished:
+            continue
+        if seq.group.beam is not None:
+            # A beam that was given up meanwhile will report again.
+            if logprobs.sampled is not None and seq.row is not None:
+                searches.setdefault(seq.group, {})[seq] = logprobs.sampled.top
+            continue
+        state.outcome.logprobs.append((seq, logprobs))
+        if logprobs.sampled is not None:
+            seq.cumulative_logprob += logprobs.sampled.chosen.logprob
+    for group, candidates in searches.items():
+        beam.collect(state, group, candidates)
+
+
+def _register(state: SchedulerState, seq: Sequence) -> None:
+    """Name the blocks that are full and settled, if the cache is in use."""
+    if not seq.block_table:
+        return  # swapped out meanwhile: named when it is back
+    block_size = state.blocks.block_size
+    if prefill.uses_cache(state, seq.group):
+        state.blocks.register_settled(seq)
+        seq.register_at = (seq.num_computed // block_size + 1) * block_size
+    else:
+        seq.register_at = seq.max_len + 1
+
+
+def _charge(state: SchedulerState, record: StepRecord) -> None:
+    for seq, count in record.chunks:
+        state.waiting.charge(seq.group, count, 0)
+    for seq in record.sampled:
+        state.waiting.charge(seq.group, 0, 1)

@@ -1,0 +1,225 @@
+"""The engine: requests in, token streams out, executors below.
+
+    servicer -> Engine.submit -> a session's core        (a request, by value)
+    servicer <- TokenStream   <- outcomes of the core    (tokens, by value)
+
+The engine routes a request to a session, hands outcomes to streams, and drains. All of
+it runs on one event loop; the core is called from nowhere else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from dataclasses import dataclass
+
+import structlog
+
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.sequence import Sequence
+from scheduler_svc.core.state import Outcome
+from scheduler_svc.errors import DuplicateRequest, Unavailable
+from scheduler_svc.executor_session import ExecutorSession
+from scheduler_svc.stream import TokenStream
+
+_log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLimits:
+    """What the connected executors can do together: the least of each."""
+
+    max_model_len: int
+    vocab_size: int
+    kv_capacity_tokens: int
+    dtype: str
+
+
+class Engine:
+    """Runs requests on executors.
+
+    Invariant: a request has a stream here exactly as long as a core holds its group.
+    """
+
+    def __init__(self, config: SchedulerConfig, fingerprint: str) -> None:
+        """Prepare; `start` connects.
+
+        Args:
+            config: the service's settings.
+            fingerprint: of the model; executors with another one are refused.
+        """
+        self.sessions = [
+            ExecutorSession(address, config, fingerprint, self._deliver)
+            for address in config.executors
+        ]
+        self.is_draining = False
+        self._streams: dict[str, TokenStream] = {}
+        self._owners: dict[str, ExecutorSession] = {}
+        self._tasks: list[asyncio.Task[None]] = []
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    # -- life ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to connect to the executors."""
+        self._tasks = [asyncio.create_task(session.run()) for session in self.sessions]
+
+    async def drain(self, grace_seconds: float) -> int:
+        """Take no new requests and let the live ones finish.
+
+        Returns: how many were cut off because the grace was over.
+        """
+        self.is_draining = True
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(self._idle.wait(), grace_seconds)
+        left = list(self._streams.values())
+        for stream in left:
+            self._forget(stream.request.request_id)
+            stream.fail(Unavailable("the scheduler shut down before the request was done"))
+        return len(left)
+
+    async def stop(self) -> None:
+        """Let go of the executors."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    @property
+    def is_healthy(self) -> bool:
+        """An executor is claimed and its steps advance."""
+        return any(s.connected and not s.is_stalled for s in self.sessions)
+
+    @property
+    def num_requests(self) -> int:
+        """Live requests."""
+        return len(self._streams)
+
+    # -- requests ------------------------------------------------------------------
+
+    async def submit(self, request: Request) -> TokenStream:
+        """Accept a request.
+
+        Raises:  DuplicateRequest, NeverFits, QueueFull, Unavailable.
+        """
+        if self.is_draining:
+            raise Unavailable("the scheduler is shutting down")
+        if request.request_id in self._streams:
+            raise DuplicateRequest(f"request_id {request.request_id!r} is in use")
+        session = self._route()
+        assert session.core is not None
+        session.core.add(request)
+        stream = TokenStream(request, self._stop, self._cancel)
+        self._streams[request.request_id] = stream
+        self._owners[request.request_id] = session
+        self._idle.clear()
+        session.deliver()
+        session.wake()
+        return stream
+
+    def describe(self) -> ModelLimits | None:
+        """Say what the connected executors can do; None while there is none."""
+        found = [s.description for s in self.sessions if s.connected and s.description]
+        if not found:
+            return None
+        return ModelLimits(
+            max_model_len=min(d.max_model_len for d in found),
+            vocab_size=min(d.vocab_size for d in found),
+            kv_capacity_tokens=min(d.num_device_blocks * d.block_size for d in found),
+            dtype=found[0].dtype,
+        )
+
+    def _route(self) -> ExecutorSession:
+        connected = [s for s in self.sessions if s.connected]
+        if not connected:
+            reasons = "; ".join(f"{s.address}: {s.last_error}" for s in self.sessions)
+            raise Unavailable(f"no executor is connected ({reasons})")
+        return min(connected, key=lambda s: s.load_tokens)
+
+    def _stop(self, request_id: str, sample_index: int) -> None:
+        session = self._owners.get(request_id)
+        if session is not None and session.core is not None:
+            session.core.stop(request_id, sample_index)
+            session.deliver()
+            session.wake()
+
+    def _cancel(self, request_id: str) -> None:
+        session = self._owners.get(request_id)
+        if session is not None and session.core is not None:
+            session.core.cancel(request_id)
+            session.deliver()
+            session.wake()
+
+    # -- outcomes ------------------------------------------------------------------
+
+    def _deliver(self, core: Scheduler, outcome: Outcome) -> None:
+        """Hand what happened in a core to the streams of its requests."""
+        streams = self._streams
+        now = time.monotonic()
+        for group in outcome.admitted:
+            stream = streams.get(group.request.request_id)
+            if stream is not None:
+                stream.stats.queue_seconds = now - group.request.arrival
+                stream.stats.cached_prompt_tokens = group.cached_prompt_tokens
+        for seq, logprobs in outcome.logprobs:
+            stream = streams.get(seq.group.request.request_id)
+            if stream is not None:
+                stream.push_logprobs(seq.sample_index, logprobs.sampled, logprobs.prompt)
+        for seq, token in zip(outcome.sampled, outcome.tokens, strict=True):
+            stream = streams.get(seq.group.request.request_id)
+            if stream is not None:
+                if not stream.stats.first_token_seconds:
+                    stream.stats.first_token_seconds = now - stream.request.arrival
+                stream.push_token(seq.sample_index, token)
+        self._deliver_beams(outcome)
+        for seq in outcome.finished:
+            self._finish(seq, outcome.errors.get(seq, ""))
+        for request_id in {s.group.request.request_id for s in outcome.finished}:
+            if request_id in streams and request_id not in core.state.groups:
+                self._forget(request_id)
+
+    def _deliver_beams(self, outcome: Outcome) -> None:
+        for group, hypotheses in outcome.hypotheses:
+            stream = self._streams.get(group.request.request_id)
+            if stream is None:
+                continue
+            for index, found in enumerate(hypotheses):
+                for token in found.tokens:
+                    stream.push_token(index, token)
+                last = found.tokens[-1]
+                stream.push_finish(
+                    index,
+                    found.reason,
+                    stop_token_id=last if last in group.request.stop_token_ids else None,
+                    cumulative_logprob=found.cumulative_logprob,
+                )
+            self._forget(group.request.request_id)
+
+    def _finish(self, seq: Sequence, error: str) -> None:
+        assert seq.finish_reason is not None
+        request = seq.group.request
+        stream = self._streams.get(request.request_id)
+        if stream is None:
+            return
+        stream.stats.num_preemptions = seq.group.num_preemptions
+        if request.beam is not None:
+            stream.finish_all(seq.finish_reason, error)
+            return
+        last = seq.tokens[-1]
+        stream.push_finish(
+            seq.sample_index,
+            seq.finish_reason,
+            stop_token_id=last if seq.num_output_tokens and last in seq.stops else None,
+            cumulative_logprob=seq.cumulative_logprob,
+            error=error,
+        )
+
+    def _forget(self, request_id: str) -> None:
+        stream = self._streams.pop(request_id)
+        self._owners.pop(request_id)
+        stream.stats.total_seconds = time.monotonic() - stream.request.arrival
+        if not self._streams:
+            self._idle.set()

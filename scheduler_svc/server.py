@@ -1,0 +1,126 @@
+"""The scheduler process: its gRPC server, its health, and its orderly end."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+
+import grpc
+import structlog
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+
+from scheduler_svc.api import inference
+from scheduler_svc.api.admin import AdminServicer
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.engine import Engine
+from scheduler_svc.errors import StartupError
+from scheduler_svc.model_files import load_model
+from scheduler_svc.text.tokenizer import TextCodec
+
+_log = structlog.get_logger()
+
+_SERVICES = tuple(
+    descriptor.full_name
+    for file in (inference_pb2, admin_pb2)
+    for descriptor in file.DESCRIPTOR.services_by_name.values()
+)
+_HEALTH_INTERVAL_SECONDS = 0.25
+_CLOSE_SECONDS = 1.0
+
+
+class SchedulerServer:
+    """One scheduler: servicers over an engine over executor sessions."""
+
+    def __init__(self, config: SchedulerConfig) -> None:
+        """Read the model's files; nothing listens yet.
+
+        Raises:  StartupError: if the model cannot be used.
+        """
+        self.config = config
+        model = load_model(config.model, config.model_store)
+        codec = TextCodec.load(model, num_threads=config.tokenizer_threads)
+        self.engine = Engine(config, model.fingerprint)
+        self._inference = inference.InferenceServicer(
+            self.engine, model, codec, max_model_len=config.max_model_len
+        )
+        self._server: grpc.aio.Server | None = None
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # untyped package
+        self._health_task: asyncio.Task[None] | None = None
+        self.port = 0
+
+    async def start(self) -> None:
+        """Listen, and begin to connect to executors.
+
+        Raises:  StartupError: if the port is taken.
+        """
+        server = grpc.aio.server(
+            options=(
+                ("grpc.max_receive_message_length", self.config.max_request_bytes),
+                ("grpc.so_reuseport", 0),
+            )
+        )
+        inference.add_to_server(self._inference, server)
+        admin_pb2_grpc.add_AdminServiceServicer_to_server(
+            AdminServicer(self.engine, self.config.scheduler_id), server
+        )
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection(
+            (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
+        )
+        try:
+            self.port = server.add_insecure_port(self.config.listen)
+        except RuntimeError as error:
+            raise StartupError(
+                f"cannot listen on {self.config.listen}: is the port in use? "
+                "Give --listen another one"
+            ) from error
+        await server.start()
+        self._server = server
+        await self.engine.start()
+        self._health_task = asyncio.create_task(self._report_health())
+        _log.info(
+            "scheduler_started",
+            port=self.port,
+            scheduler_id=self.config.scheduler_id,
+            executors=list(self.config.executors),
+        )
+
+    async def stop(self) -> None:
+        """Drain: no new work, live streams finish within the grace period, then the end."""
+        assert self._server is not None and self._health_task is not None
+        self._health_task.cancel()
+        self._inference.begin_drain()
+        await self._health.enter_graceful_shutdown()
+        _log.info("drain_started", num_requests=self.engine.num_requests)
+        num_cut_off = await self.engine.drain(self.config.grace_seconds)
+        await self._server.stop(_CLOSE_SECONDS)
+        await self.engine.stop()
+        _log.info("scheduler_stopped", num_cut_off=num_cut_off)
+
+    async def _report_health(self) -> None:
+        """SERVING while an executor is claimed and steps advance, whatever the load."""
+        last: bool | None = None
+        while True:
+            healthy = self.engine.is_healthy
+            if healthy is not last:
+                last = healthy
+                serving = health_pb2.HealthCheckResponse.ServingStatus
+                status = serving.SERVING if healthy else serving.NOT_SERVING
+                for service in ("", *_SERVICES):
+                    await self._health.set(service, status)
+                _log.info("health_changed", serving=healthy)
+            await asyncio.sleep(_HEALTH_INTERVAL_SECONDS)
+
+
+async def serve(config: SchedulerConfig) -> None:
+    """Run until SIGTERM or SIGINT, then drain."""
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for signum in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signum, stopping.set)
+    server = SchedulerServer(config)
+    await server.start()
+    await stopping.wait()
+    await server.stop()
