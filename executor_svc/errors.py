@@ -4,12 +4,13 @@ ExecutorError
 ├── StartupError         the service cannot start; one line says what to do
 │   └── UnsupportedModel the model's architecture cannot be served
 ├── InvalidPlan          a plan broke the protocol: a fault of the scheduler
-├── OutOfDeviceMemory    a step needed more memory than the device has
 ├── DeviceLost           the device is beyond use: the process must end
+├── NotReady             the model is still loading
 └── ClaimRefused         a Run stream is not, or no longer, the owner's
     ├── StaleEpoch       another scheduler holds, or took, a higher epoch
     ├── ModelMismatch    the claim expects another model or block size
-    └── OutOfOrder       a plan was lost, repeated or reordered
+    ├── OutOfOrder       a plan was lost, repeated or reordered
+    └── Draining         the executor is shutting down
 
 `servicer.py` maps them to gRPC status codes; a step's own errors travel in its
 result and end no stream.
@@ -34,12 +35,12 @@ class InvalidPlan(ExecutorError):
     """A plan broke the protocol; the message names the field and what is wrong."""
 
 
-class OutOfDeviceMemory(ExecutorError):
-    """A step needed more memory than the device has."""
-
-
 class DeviceLost(ExecutorError):
     """The device answers every call with an error; only a new process helps."""
+
+
+class NotReady(ExecutorError):
+    """The model is still loading."""
 
 
 class ClaimRefused(ExecutorError):
@@ -56,3 +57,7 @@ class ModelMismatch(ClaimRefused):
 
 class OutOfOrder(ClaimRefused):
     """previous_step_id was not the last step: a plan was lost or repeated."""
+
+
+class Draining(ClaimRefused):
+    """The executor is shutting down and takes no owner."""

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from executor_svc.batch import StepBatch, build_batch
+from executor_svc.batch import build_batch
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import DeviceLost, InvalidPlan, StartupError
 from executor_svc.fingerprint import fingerprint
@@ -115,14 +115,14 @@ class Executor:
             DeviceLost: if no later step can succeed either.
         """
         answer = Outcome(epoch=plan.epoch, step_id=plan.step_id)
+        if self._failure is None and plan.broken is not None:
+            self._fail(plan.broken)
         if self._failure is not None:
             return replace(answer, error=self._failure)
         try:
             samples, timings = self._step(plan)
         except Exception as error:
-            self._rows.reset()
-            self._failure = _step_error(error)
-            return replace(answer, error=self._failure)
+            return replace(answer, error=self._fail(_step_error(error)))
         return replace(
             answer,
             tokens=samples.tokens.tolist(),
@@ -135,17 +135,23 @@ class Executor:
         """Digest of every row, to be called between steps."""
         return self._rows.digests()
 
+    def _fail(self, error: StepError) -> StepError:
+        self._rows.reset()
+        self._failure = error
+        return error
+
     def _step(self, plan: Plan) -> tuple[Samples, Timings]:
         begin = time.perf_counter_ns()
         self._rows.apply(plan)
         batch = build_batch(self._rows, plan)
         prepared = time.perf_counter_ns()
         self._runner.move_blocks(plan)
+        moved = time.perf_counter_ns()
+        timings = Timings(
+            prepare_ns=prepared - begin, forward_ns=moved - prepared, move_ns=moved - prepared
+        )
         if not batch.num_tokens:
-            moved = time.perf_counter_ns()
-            return _no_samples(batch), Timings(
-                prepare_ns=prepared - begin, forward_ns=moved - prepared
-            )
+            return Samples(batch.sample_rows, (), ()), timings
         with torch.inference_mode():
             logits = self._runner.forward(batch)
             computed = time.perf_counter_ns()
@@ -154,13 +160,7 @@ class Executor:
         drawn = self._rows.state["num_beam_candidates"][batch.sample_rows] == 0
         self._rows.append_tokens(batch.sample_rows[drawn], samples.tokens[drawn])
         done = time.perf_counter_ns()
-        return samples, Timings(
-            prepare_ns=prepared - begin, forward_ns=computed - prepared, sample_ns=done - computed
-        )
-
-
-def _no_samples(batch: StepBatch) -> Samples:
-    return Samples(batch.sample_rows, (), ())
+        return samples, replace(timings, forward_ns=computed - prepared, sample_ns=done - computed)
 
 
 def _step_error(error: Exception) -> StepError:

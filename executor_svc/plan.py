@@ -62,6 +62,23 @@ class TableUpdate:
     truncate: bool = False
 
 
+class StepErrorKind(enum.Enum):
+    """Why a step failed as a whole."""
+
+    OUT_OF_MEMORY = "out_of_memory"
+    INVALID_PLAN = "invalid_plan"
+    KV_CHECK = "kv_check"
+    INTERNAL = "internal"
+
+
+@dataclass(frozen=True, slots=True)
+class StepError:
+    """A step failed: every row is forgotten until the next claim."""
+
+    kind: StepErrorKind
+    message: str
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """One step's delta. Lists of one comment are parallel arrays of equal length."""
@@ -97,23 +114,8 @@ class Plan:
     fork_rows: Sequence[int] = ()
     fork_sample_indices: Sequence[int] = ()
     traceparent: str = ""
-
-
-class StepErrorKind(enum.Enum):
-    """Why a step failed as a whole."""
-
-    OUT_OF_MEMORY = "out_of_memory"
-    INVALID_PLAN = "invalid_plan"
-    KV_CHECK = "kv_check"
-    INTERNAL = "internal"
-
-
-@dataclass(frozen=True, slots=True)
-class StepError:
-    """A step failed: every row is forgotten until the next claim."""
-
-    kind: StepErrorKind
-    message: str
+    broken: StepError | None = None
+    """The message could not be read as a plan: the step fails with this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,6 +145,8 @@ class Timings:
     idle_ns: int = 0
     prepare_ns: int = 0
     forward_ns: int = 0
+    move_ns: int = 0
+    """A part of forward_ns: block copies and swaps."""
     sample_ns: int = 0
 
 

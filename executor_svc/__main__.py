@@ -1,0 +1,89 @@
+"""`octavo executor`: flags in, exit status out, and one line on stderr if it cannot start."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from executor_svc.errors import StartupError
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from collections.abc import Callable
+
+    from executor_svc.device_thread import Engine
+
+_EXIT_STARTUP = 1
+_EXIT_USAGE = 2
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the executor until SIGTERM or SIGINT.
+
+    Args:
+        argv: flags without the program's name; None takes the process's own.
+
+    Returns: 0 after a drain, 1 if it could not start or the device died, 2 if a flag
+        was wrong.
+    """
+    from executor_svc.config import read_config
+
+    try:
+        config = read_config(sys.argv[1:] if argv is None else argv)
+    except StartupError as error:
+        return _complain(error, _EXIT_USAGE)
+    _prepare_environment()
+    import asyncio
+
+    from executor_svc.logs import configure_logging
+    from executor_svc.server import serve
+
+    configure_logging(config.log_level, config.log_format)
+
+    def load() -> Engine:
+        # On the device thread: torch and the model take their time.
+        from executor_svc.executor import Executor
+        from executor_svc.model_store import ModelStoreError, resolve
+
+        try:
+            folder = resolve(config.model, config.model_store)
+        except ModelStoreError as error:
+            raise StartupError(str(error)) from error
+        return Executor.load(config, folder)
+
+    try:
+        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+            ended = runner.run(serve(config, load))
+    except StartupError as error:
+        return _complain(error, _EXIT_STARTUP)
+    if ended.device_is_stuck:
+        # The interpreter would abort on its way out: a thread is inside native code.
+        sys.stderr.flush()
+        os._exit(ended.status)
+    return ended.status
+
+
+def _complain(error: StartupError, status: int) -> int:
+    sys.stderr.write(f"octavo executor: {error}\n")
+    return status
+
+
+def _prepare_environment() -> None:
+    """Set what native libraries read once, before the first of them is loaded."""
+    # Idle OpenMP threads sleep instead of spinning, or they starve other processes.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # gRPC's own lines would stand beside our one line about a busy port.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+
+
+def _loop_factory() -> Callable[[], AbstractEventLoop] | None:
+    try:
+        import uvloop
+    except ImportError:  # published for neither Windows nor every architecture
+        return None
+    return uvloop.new_event_loop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

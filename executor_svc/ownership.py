@@ -1,0 +1,100 @@
+"""Who owns this executor: one scheduler at a time, fenced by epochs.
+
+The executor is the lock: schedulers need no consensus of their own, because a claim
+with a higher epoch ends the older owner's stream and forgets its rows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from executor_svc.errors import ClaimRefused, ModelMismatch, OutOfOrder, StaleEpoch
+from executor_svc.plan import Description
+
+
+class Lease:
+    """One scheduler's ownership, from its claim until it ends or is taken.
+
+    Invariant: plans are followed only in the order of their steps, without a gap.
+    """
+
+    def __init__(self, scheduler_id: str, epoch: int) -> None:
+        self.scheduler_id = scheduler_id
+        self.epoch = epoch
+        self.last_step_id = 0
+        self.ended: asyncio.Future[ClaimRefused] = asyncio.get_running_loop().create_future()
+
+    def follow(self, *, epoch: int, step_id: int, previous_step_id: int) -> None:
+        """Accept the next plan.
+
+        Raises:
+            StaleEpoch: if it is another epoch's.
+            OutOfOrder: if a plan before it is missing, or it came before.
+        """
+        if epoch != self.epoch:
+            raise StaleEpoch(f"the plan has epoch {epoch}, the stream has {self.epoch}")
+        if previous_step_id != self.last_step_id or step_id != previous_step_id + 1:
+            raise OutOfOrder(
+                f"step {step_id} follows step {previous_step_id}, but the last step was "
+                f"{self.last_step_id}"
+            )
+        self.last_step_id = step_id
+
+    def end(self, reason: ClaimRefused) -> None:
+        """End the owner's stream with a reason; only the first one counts."""
+        if not self.ended.done():
+            self.ended.set_result(reason)
+
+
+class Ownership:
+    """The current lease, and the highest epoch ever claimed."""
+
+    def __init__(self) -> None:
+        self.epoch = 0
+        self.lease: Lease | None = None
+
+    @property
+    def owner(self) -> str:
+        """Scheduler id of the owner; empty if there is none."""
+        return "" if self.lease is None else self.lease.scheduler_id
+
+    def claim(
+        self,
+        description: Description,
+        *,
+        scheduler_id: str,
+        epoch: int,
+        fingerprint: str,
+        block_size: int,
+    ) -> Lease:
+        """Take the executor over, ending the older owner's stream.
+
+        Raises:
+            StaleEpoch: if the epoch is not above every one before.
+            ModelMismatch: if the claimant expects another model or block size.
+        """
+        if epoch <= self.epoch:
+            raise StaleEpoch(
+                f"epoch {epoch} is not above {self.epoch}, last claimed"
+                + (f" by {self.owner}" if self.owner else "")
+            )
+        if fingerprint and fingerprint != description.fingerprint:
+            raise ModelMismatch(
+                f"the claim expects model {fingerprint}, this executor has "
+                f"{description.fingerprint} ({description.model})"
+            )
+        if block_size and block_size != description.block_size:
+            raise ModelMismatch(
+                f"the claim expects model {description.fingerprint} with blocks of {block_size} "
+                f"tokens, this executor has blocks of {description.block_size}"
+            )
+        if self.lease is not None:
+            self.lease.end(StaleEpoch(f"{scheduler_id} took epoch {epoch}"))
+        self.epoch = epoch
+        self.lease = Lease(scheduler_id, epoch)
+        return self.lease
+
+    def release(self, lease: Lease) -> None:
+        """Free the executor, unless another scheduler has it by now."""
+        if self.lease is lease:
+            self.lease = None

@@ -1,0 +1,213 @@
+"""The executor's server: starts at once, loads behind it, drains on a signal.
+
+Health is NOT_SERVING while the model loads, while a step hangs and while draining; a
+long queue leaves it SERVING.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import time
+from collections.abc import Callable, Coroutine
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+from octavo.v1 import executor_pb2, executor_pb2_grpc
+
+from executor_svc.config import ExecutorConfig
+from executor_svc.device_thread import DeviceThread, Engine
+from executor_svc.errors import Draining, StartupError
+from executor_svc.logs import get_logger
+from executor_svc.servicer import ExecutorServicer
+
+_log = get_logger(__name__)
+
+SERVICE = executor_pb2.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+
+_OPTIONS: list[tuple[str, int]] = [
+    ("grpc.so_reuseport", 0),  # a second server on the port must fail, not share it
+    ("grpc.max_receive_message_length", 64 << 20),  # a resync carries every token
+    # A scheduler behind a cut network must be noticed, so that another may follow.
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+]
+
+_WATCH_SECONDS = 0.2
+_STOP_SECONDS = 1.0
+_JOIN_SECONDS = 2.0
+
+_T = TypeVar("_T")
+
+
+class ExecutorServer:
+    """One executor process's servers and its device thread."""
+
+    def __init__(self, config: ExecutorConfig, load: Callable[[], Engine]) -> None:
+        """`load` runs on the device thread and gives the engine that the thread drives."""
+        self._config = config
+        self._device = DeviceThread(load)
+        self._servicer = ExecutorServicer(self._device)
+        self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
+        self._server = grpc.aio.server(options=_OPTIONS)
+        self._watcher: asyncio.Task[None] | None = None
+        self.address = ""
+
+    async def start(self) -> None:
+        """Listen, then begin to load.
+
+        Raises:
+            StartupError: if the address cannot be had.
+        """
+        executor_pb2_grpc.add_ExecutorServiceServicer_to_server(self._servicer, self._server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            [SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server
+        )
+        await self._report(serving=False)
+        host = self._config.listen.rpartition(":")[0]
+        try:
+            port = self._server.add_insecure_port(self._config.listen)
+        except RuntimeError:
+            port = 0
+        if port == 0:
+            raise StartupError(f"cannot listen on {self._config.listen}: is the port in use?")
+        self.address = f"{host}:{port}"
+        await self._server.start()
+        self._device.start()
+
+    async def wait_ready(self) -> None:
+        """Wait for the model.
+
+        Raises:
+            StartupError: if it cannot be loaded.
+        """
+        description = await _outcome(self._device.ready)
+        await self._report(serving=True)
+        self._watcher = asyncio.create_task(self._watch_steps())
+        _log.info(
+            "executor_ready",
+            address=self.address,
+            model=description.model,
+            fingerprint=description.fingerprint,
+            dtype=description.dtype,
+            device=description.device,
+            attention=description.attention,
+            block_size=description.block_size,
+            num_device_blocks=description.num_device_blocks,
+            num_host_blocks=description.num_host_blocks,
+            max_model_len=description.max_model_len,
+        )
+
+    async def wait_died(self) -> BaseException:
+        """Wait until the device thread dies; gives the reason."""
+        return await _outcome(self._device.died)
+
+    async def drain(self) -> None:
+        """Take no new owner and leave the present one time to move its rows."""
+        self._servicer.drain()
+        if self._watcher is not None:
+            self._watcher.cancel()
+        await self._health.enter_graceful_shutdown()
+        give_up = time.monotonic() + self._config.grace_seconds
+        while self._servicer.lease is not None and self._device.num_rows:
+            if time.monotonic() >= give_up:
+                _log.warning("drain_timed_out", num_rows=self._device.num_rows)
+                break
+            await asyncio.sleep(_WATCH_SECONDS / 4)
+        if self._servicer.lease is not None:
+            self._servicer.lease.end(Draining("this executor is shutting down"))
+
+    async def stop(self) -> bool:
+        """Close the server, cutting streams that still run; False if the device is stuck."""
+        if self._watcher is not None:
+            self._watcher.cancel()
+        self._device.stop()
+        await self._server.stop(_STOP_SECONDS)
+        return await asyncio.to_thread(self._device.join, _JOIN_SECONDS)
+
+    async def _report(self, *, serving: bool) -> None:
+        values = health_pb2.HealthCheckResponse
+        status = values.SERVING if serving else values.NOT_SERVING
+        for name in (health.OVERALL_HEALTH, SERVICE):
+            await self._health.set(name, status)
+
+    async def _watch_steps(self) -> None:
+        """Say NOT_SERVING while one step takes longer than its deadline."""
+        hung = False
+        while True:
+            await asyncio.sleep(_WATCH_SECONDS)
+            seconds = self._device.busy_seconds()
+            if (seconds > self._config.step_deadline_seconds) != hung:
+                hung = not hung
+                await self._report(serving=not hung)
+                if hung:
+                    _log.error("step_hung", seconds=round(seconds, 1))
+                else:
+                    _log.info("step_recovered")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a server ended."""
+
+    status: int
+    """0 after a drain, 1 if the device died."""
+    device_is_stuck: bool
+    """The device thread is in a call that does not come back."""
+
+
+async def serve(config: ExecutorConfig, load: Callable[[], Engine]) -> Ended:
+    """Run an executor until a signal or the death of its device.
+
+    Raises:
+        StartupError: if the service cannot start.
+    """
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
+    server = ExecutorServer(config, load)
+    try:
+        status = await _run(server, stopping)
+    except StartupError:
+        await server.stop()
+        raise
+    stopped = await server.stop()
+    _log.info("executor_stopped", status=status)
+    return Ended(status, device_is_stuck=not stopped)
+
+
+async def _run(server: ExecutorServer, stopping: asyncio.Event) -> int:
+    await server.start()
+    if not await _unless(stopping, server.wait_ready()):
+        return 0
+    if await _unless(stopping, server.wait_died()):
+        _log.critical("device_died", reason=repr(await server.wait_died()))
+        return 1
+    _log.info("drain_started")
+    await server.drain()
+    return 0
+
+
+async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:
+    """Wait for `work`, or give up on it when stopping; True if it was done."""
+    task, stop = asyncio.create_task(work), asyncio.create_task(stopping.wait())
+    try:
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            task.result()
+        return task.done()
+    finally:
+        task.cancel()
+        stop.cancel()
+
+
+async def _outcome(future: Future[_T]) -> _T:
+    """A thread's future, awaited without handing it the waiter's cancellation."""
+    return await asyncio.shield(asyncio.wrap_future(future))
