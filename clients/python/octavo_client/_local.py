@@ -1,0 +1,223 @@
+"""Both services as child processes of this one: started, watched, drained.
+
+For one machine: `octavo serve`, `octavo demo` and tests. Placement and restarts in a
+cluster belong to Kubernetes.
+
+    async with LocalStack(LocalOptions(listen="127.0.0.1:0", model=folder)) as stack:
+        async with AsyncClient(stack.target) as client: ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+from octavo_client._process import Child, LocalError, run_to_last_line
+from octavo_client._socket import connect_address, settle_address
+from octavo_client._types import Health
+from octavo_client.errors import OctavoError
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True, slots=True)
+class LocalOptions:
+    """What to start. None means: the service's own default.
+
+    Attributes:
+        model: what `octavo model fetch` understands; a model folder is used as it is.
+        listen: HOST:PORT of the scheduler; port 0 picks a free one.
+        executor_listen: HOST:PORT of the executor; None: loopback, a free port.
+        scheduler_args, executor_args: flags passed through as they are.
+        log_dir: folder of scheduler.log and executor.log; None: a temporary one.
+        echo_logs: also print the services' lines on this process's stderr.
+        start_seconds: how long both may take to be ready, without fetching the model.
+        stop_seconds: how long each may take to drain, before it is killed.
+    """
+
+    model: str | None = None
+    listen: str = "127.0.0.1:50051"
+    executor_listen: str | None = None
+    dtype: str | None = None
+    block_size: int | None = None
+    num_blocks: int | None = None
+    num_host_blocks: int | None = None
+    max_num_batched_tokens: int | None = None
+    max_num_rows: int | None = None
+    scheduler_args: tuple[str, ...] = ()
+    executor_args: tuple[str, ...] = ()
+    log_dir: Path | None = None
+    echo_logs: bool = False
+    start_seconds: float = 180.0
+    stop_seconds: float = 30.0
+
+
+class LocalStack:
+    """One scheduler and one executor that live as long as the `async with` block.
+
+    Invariant: when the block is left, in whatever way, both processes have ended.
+
+    Attributes:
+        target: HOST:PORT for clients, once entered.
+        log_dir: where the services' logs are, once entered.
+        ready_seconds: how long it took to be ready, once entered.
+    """
+
+    def __init__(
+        self, options: LocalOptions, *, on_wait: Callable[[str], None] = lambda _: None
+    ) -> None:
+        self._options = options
+        self._on_wait = on_wait
+        self._children: list[Child] = []
+        self.target = ""
+        self.log_dir = Path()
+        self.ready_seconds = 0.0
+
+    async def __aenter__(self) -> Self:
+        begin = time.monotonic()
+        try:
+            await self._start()
+        except BaseException:
+            await self._stop_surely()
+            raise
+        self.ready_seconds = time.monotonic() - begin
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._stop_surely()
+
+    async def _stop_surely(self) -> None:
+        """Stop; a cancellation (a second Ctrl-C) means that draining took too long."""
+        stopping = asyncio.ensure_future(self.stop())
+        try:
+            await asyncio.shield(stopping)
+        except asyncio.CancelledError:
+            self.kill()
+            await stopping
+            raise
+
+    async def wait(self) -> None:
+        """Wait until a service ends, which it should not: raises LocalError that says which."""
+        waits = {asyncio.ensure_future(child.wait()): child for child in self._children}
+        try:
+            done, _ = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        raise waits[done.pop()].error()
+
+    async def stop(self) -> None:
+        """Drain and end both, the scheduler first: it still needs its executor to drain."""
+        for child in reversed(self._children):
+            await child.stop(self._options.stop_seconds)
+
+    def kill(self) -> None:
+        """End both at once, without draining; `stop` still has to follow."""
+        for child in self._children:
+            child.kill()
+
+    def pid(self, name: str) -> int:
+        """Process id of "scheduler" or "executor", for whoever wants to disturb it."""
+        return next(child.pid for child in self._children if child.name == name)
+
+    async def _start(self) -> None:
+        options = self._options
+        listen = settle_address(options.listen, "--listen")
+        executor_listen = settle_address(
+            options.executor_listen or "127.0.0.1:0", "--executor-listen"
+        )
+        self.target = connect_address(listen)
+        self.log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="octavo-"))
+        try:
+            self.log_dir.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise LocalError(f"cannot write logs to {self.log_dir}: {error.strerror}") from error
+        model = await self._resolve_model()
+        await self._spawn("executor", self._executor_flags(model, executor_listen))
+        await self._spawn("scheduler", self._scheduler_flags(model, listen, executor_listen))
+        deadline = time.monotonic() + options.start_seconds
+        await self._until_healthy("executor", connect_address(executor_listen), deadline)
+        await self._until_healthy("scheduler", self.target, deadline)
+
+    async def _resolve_model(self) -> str:
+        reference = self._options.model
+        if reference and (Path(reference) / "config.json").is_file():
+            return reference
+        self._on_wait(f"the model {reference or ''}".rstrip())
+        arguments = ["model", "fetch", *([reference] if reference else [])]
+        return await run_to_last_line("octavo model fetch", "octavo_client", arguments)
+
+    def _executor_flags(self, model: str, listen: str) -> list[str]:
+        options = self._options
+        flags = ["--model", model, "--listen", listen]
+        for flag, value in (
+            ("--dtype", options.dtype),
+            ("--block-size", options.block_size),
+            ("--num-blocks", options.num_blocks),
+            ("--num-host-blocks", options.num_host_blocks),
+            ("--max-num-batched-tokens", options.max_num_batched_tokens),
+            ("--max-num-rows", options.max_num_rows),
+        ):
+            if value is not None:
+                flags += [flag, str(value)]
+        return [*flags, *options.executor_args]
+
+    def _scheduler_flags(self, model: str, listen: str, executor_listen: str) -> list[str]:
+        executors = connect_address(executor_listen)
+        flags = ["--model", model, "--listen", listen, "--executors", executors]
+        return [*flags, *self._options.scheduler_args]
+
+    async def _spawn(self, name: str, flags: list[str]) -> None:
+        child = Child(name, self.log_dir / f"{name}.log", echo=self._options.echo_logs)
+        self._children.append(child)
+        await child.start(f"{name}_svc", flags)
+
+    async def _until_healthy(self, name: str, target: str, deadline: float) -> None:
+        """Wait until a service says SERVING; its death, or the other's, ends the wait."""
+        self._on_wait(f"the {name} at {target}")
+        healthy = asyncio.ensure_future(_serving(target))
+        died = asyncio.ensure_future(self.wait())
+        try:
+            seconds = max(deadline - time.monotonic(), 0.0)
+            done, _ = await asyncio.wait(
+                {healthy, died}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED
+            )
+            if died in done:
+                await died
+            if not done:
+                log = self.log_dir / f"{name}.log"
+                raise LocalError(
+                    f"the {name} was not ready after {self._options.start_seconds:.0f} s "
+                    f"(log: {log})",
+                    log=log,
+                )
+            await healthy
+        finally:
+            for task in (healthy, died):
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError, OctavoError):
+                    await task
+
+
+async def _serving(target: str) -> None:
+    """Return when the server at target says SERVING."""
+    from octavo_client import NO_RETRIES, AsyncClient
+
+    async with AsyncClient(target, retry=NO_RETRIES, unary_timeout=2.0) as client:
+        while True:
+            with contextlib.suppress(OctavoError):
+                if await client.health() is Health.SERVING:
+                    return
+            await asyncio.sleep(_POLL_SECONDS)

@@ -1,0 +1,173 @@
+"""`octavo chat`: a conversation in the terminal."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import click
+
+from octavo_client.cli._options import target_option, timeout_option
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from octavo_client import Client, GenerateParams, Message
+
+_HELP = "/reset forgets the conversation · /stats · /exit · a line that ends with \\ goes on"
+
+
+@dataclass
+class _Conversation:
+    """What was said, and what it took."""
+
+    system: str | None
+    messages: list[Message] = field(default_factory=list)
+    num_replies: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_reply_tokens: int = 0
+    reply_seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget what was said."""
+        from octavo_client import Message
+
+        self.messages = [] if self.system is None else [Message("system", self.system)]
+
+    def stats(self) -> str:
+        """One line of sums."""
+        rate = self.num_reply_tokens / self.reply_seconds if self.reply_seconds else 0.0
+        return (
+            f"{self.num_replies} replies, {self.num_reply_tokens} tokens at {rate:.1f} tokens/s; "
+            f"{self.num_prompt_tokens} prompt tokens, {self.num_cached_tokens} of them cached"
+        )
+
+
+@click.command()
+@target_option
+@click.option("--system", metavar="TEXT", help="System message.")
+@click.option("--max-tokens", type=int, metavar="TOKENS", help="Most tokens in one reply.")
+@click.option("--temperature", type=float, metavar="T", help="0 is greedy. [default: the model's]")
+@click.option("--top-p", type=float, metavar="P", help="Keep tokens up to this probability mass.")
+@click.option("--seed", type=int, metavar="SEED", help="Same seed, same replies.")
+@timeout_option
+def chat(
+    *,
+    target: str,
+    system: str | None,
+    max_tokens: int | None,
+    temperature: float | None,
+    top_p: float | None,
+    seed: int | None,
+    timeout: float,
+) -> int:
+    """Chat with the model. Ctrl-C ends a reply, and at the prompt the chat."""
+    from rich.console import Console
+
+    from octavo_client import Client
+
+    params: GenerateParams = {}
+    if max_tokens is not None:
+        params["max_tokens"] = max_tokens
+    if temperature is not None:
+        params["temperature"] = temperature
+    if top_p is not None:
+        params["top_p"] = top_p
+    if seed is not None:
+        params["seed"] = seed
+    with contextlib.suppress(ImportError):
+        import readline  # noqa: F401  # editing, history and pasted lines, by being imported
+
+    console = Console(highlight=False)
+    with Client(target, timeout=timeout) as client:
+        model = client.model()
+        if not model.has_chat_template:
+            raise click.ClickException(
+                f"{model.model} has no chat template: use octavo generate --raw"
+            )
+        console.print(f"{model.model}, {model.max_model_len} tokens of context", markup=False)
+        console.print(_HELP, style="dim", markup=False)
+        return _loop(client, _Conversation(system), params, console)
+
+
+def _loop(
+    client: Client, conversation: _Conversation, params: GenerateParams, console: Console
+) -> int:
+    while True:
+        try:
+            text = _read_message()
+        except EOFError:
+            console.print()
+            return 0
+        match text.strip():
+            case "":
+                continue
+            case "/exit" | "/quit":
+                return 0
+            case "/reset":
+                conversation.reset()
+                console.print("forgotten", style="dim")
+            case "/stats":
+                console.print(conversation.stats(), style="dim", markup=False)
+            case "/help":
+                console.print(_HELP, style="dim", markup=False)
+            case _:
+                _reply(client, conversation, text, params, console)
+
+
+def _read_message() -> str:
+    """Read one message; lines that end with a backslash go on. Pastes keep their lines."""
+    prompt = "> " if sys.stdin.isatty() else ""
+    lines = [input(prompt)]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(input("… " if prompt else ""))
+    return "\n".join(lines)
+
+
+def _reply(
+    client: Client,
+    conversation: _Conversation,
+    text: str,
+    params: GenerateParams,
+    console: Console,
+) -> None:
+    """Stream one reply; what a Ctrl-C cut short stays in the history as it is."""
+    from octavo_client import Delta, Message, OctavoError, Usage
+
+    messages = [*conversation.messages, Message("user", text)]
+    parts: list[str] = []
+    num_tokens, begin = 0, time.monotonic()
+    try:
+        with client.stream(messages=messages, **params) as stream:
+            for event in stream:
+                if isinstance(event, Delta):
+                    parts.append(event.text)
+                    num_tokens += len(event.token_ids)
+                    sys.stdout.write(event.text)
+                    sys.stdout.flush()
+                elif isinstance(event, Usage):
+                    conversation.num_prompt_tokens += event.num_prompt_tokens
+                    conversation.num_cached_tokens += event.cached_prompt_tokens
+    except KeyboardInterrupt:
+        parts.append("…")
+    except OctavoError as error:
+        if parts:
+            console.print()
+        hint = "; /reset starts afresh" if len(messages) > 2 else ""
+        click.echo("octavo: " + " ".join(f"{error}{hint}".split()), err=True)
+        return
+    seconds = time.monotonic() - begin
+    rate = f"{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s"
+    console.print(f"\n{rate}", style="dim", markup=False)
+    conversation.messages = [*messages, Message("assistant", "".join(parts))]
+    conversation.num_replies += 1
+    conversation.num_reply_tokens += num_tokens
+    conversation.reply_seconds += seconds

@@ -1,0 +1,151 @@
+"""`octavo generate`: one prompt, streamed to stdout."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, cast
+
+import click
+
+from octavo_client.cli._options import target_option, timeout_option
+
+if TYPE_CHECKING:
+    from octavo_client import Choice, Client, Completion, GenerateParams
+
+
+@click.command()
+@click.argument("prompt")
+@target_option
+@click.option(
+    "--chat/--raw",
+    "chat",
+    default=None,
+    help="Answer the prompt as a chat message, or "
+    "continue it as plain text. [default: chat if the model has a chat template]",
+)
+@click.option("--system", metavar="TEXT", help="System message before a chat prompt.")
+@click.option("--max-tokens", type=int, metavar="TOKENS", help="[default: the context's rest]")
+@click.option("--temperature", type=float, metavar="T", help="0 is greedy. [default: the model's]")
+@click.option("--top-p", type=float, metavar="P", help="Keep tokens up to this probability mass.")
+@click.option("--top-k", type=int, metavar="K", help="Keep the K likeliest tokens; 0 keeps all.")
+@click.option(
+    "--min-p", type=float, metavar="P", help="Drop tokens less likely than P times the best."
+)
+@click.option("--seed", type=int, metavar="SEED", help="Same seed, same tokens.")
+@click.option("--n", type=int, metavar="N", help="Number of choices.")
+@click.option("--beam-width", type=int, metavar="WIDTH", help="Beam search instead of sampling.")
+@click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeat it.")
+@click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")
+@click.option(
+    "--logprobs",
+    type=int,
+    metavar="K",
+    help="Report each token's log-probability, and "
+    "those of the K likeliest (with --json; otherwise on stderr).",
+)
+@click.option("--echo", is_flag=True, help="Print the prompt too.")
+@click.option("--json", "as_json", is_flag=True, help="Print the whole completion as JSON.")
+@timeout_option
+def generate(
+    *,
+    prompt: str,
+    target: str,
+    chat: bool | None,
+    system: str | None,
+    as_json: bool,
+    timeout: float,
+    beam_width: int | None,
+    **flags: Any,
+) -> None:
+    """Generate text from PROMPT; "-" reads it from standard input."""
+    from octavo_client import Beam, Client
+
+    text = _read_prompt(prompt)
+    # The options have the parameters' names. 0 is a value: only what was not given is left out.
+    given = {k: v for k, v in flags.items() if v is not None and v is not False and v != ()}
+    params = cast("GenerateParams", given)
+    if beam_width is not None:
+        params["beam"] = Beam(width=beam_width)
+    with Client(target, timeout=timeout) as client:
+        if chat is None and system is None:
+            chat = client.model().has_chat_template
+        if chat is False and system is not None:
+            raise click.UsageError("--system needs a chat prompt, not --raw")
+        if chat or system is not None:
+            turns = [("system", system)] if system is not None else []
+            turns.append(("user", text))
+            source: dict[str, Any] = {
+                "messages": [{"role": role, "content": content} for role, content in turns]
+            }
+        else:
+            source = {"prompt": text}
+        if as_json:
+            completion = client.generate(**source, **params)
+            click.echo(json.dumps(asdict(completion), ensure_ascii=False, indent=2))
+        else:
+            completion = _print_stream(client, source, params)
+        _check(completion)
+
+
+def _read_prompt(argument: str) -> str:
+    """Return PROMPT, or standard input for "-"; both must be UTF-8.
+
+    Raises: click.ClickException: if they are not, or are empty.
+    """
+    if argument == "-":
+        raw, name = sys.stdin.buffer.read(), "standard input"
+    else:
+        raw, name = argument.encode("utf-8", "surrogateescape"), "PROMPT"
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.ClickException(
+            f"{name} is not valid UTF-8: byte 0x{raw[error.start]:02x} at offset {error.start}"
+        ) from None
+    if not text:
+        raise click.ClickException(f"{name} is empty: give at least one character")
+    return text
+
+
+def _print_stream(client: Client, source: dict[str, Any], params: GenerateParams) -> Completion:
+    """Print text as it comes; several choices one after the other, once complete."""
+    from octavo_client import Delta
+    from octavo_client._protocol import CompletionBuilder
+
+    builder = CompletionBuilder()
+    live = params.get("n", 1) == 1
+    with client.stream(**source, **params) as stream:
+        for event in stream:
+            builder.add(event)
+            if live and isinstance(event, Delta):
+                click.echo(event.text, nl=False)
+                sys.stdout.flush()
+    completion = builder.build()
+    if live:
+        click.echo()
+    else:
+        for choice in completion.choices:
+            click.echo(f"[{choice.index}] {choice.prompt_text}{choice.text}")
+    if "logprobs" in params:
+        for choice in completion.choices:
+            _print_logprobs(choice)
+    return completion
+
+
+def _print_logprobs(choice: Choice) -> None:
+    for position in choice.logprobs:
+        others = " ".join(f"{token.token_id}:{token.logprob:.4f}" for token in position.top)
+        chosen = position.chosen
+        click.echo(f"[{choice.index}] {chosen.token_id}:{chosen.logprob:.4f}  {others}", err=True)
+
+
+def _check(completion: Completion) -> None:
+    """Fail if a choice ended with an error."""
+    for choice in completion.choices:
+        if choice.finish_reason in ("error", "cancelled"):
+            why = f": {choice.error}" if choice.error else ""
+            raise click.ClickException(
+                f"choice {choice.index} ended with {choice.finish_reason}{why}"
+            )

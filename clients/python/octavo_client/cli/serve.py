@@ -1,0 +1,96 @@
+"""`octavo serve`: executor and scheduler on this machine, until a signal or a death."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from octavo_client._local import LocalOptions, LocalStack
+from octavo_client._process import LocalError
+from octavo_client.cli._options import stack_options
+from octavo_client.cli._stack import local_options, running_stack, show_log_tail, stderr_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+@click.command()
+@click.option(
+    "--listen",
+    default="127.0.0.1:50051",
+    show_default=True,
+    metavar="HOST:PORT",
+    help="Where the scheduler listens; port 0 picks a free one.",
+)
+@click.option(
+    "--executor-listen",
+    metavar="HOST:PORT",
+    help="Where the executor listens. [default: 127.0.0.1, a free port]",
+)
+@click.option(
+    "--drain-timeout",
+    type=click.FloatRange(min=0),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each service may take to finish its streams at the end.",
+)
+@stack_options
+def serve(listen: str, executor_listen: str | None, drain_timeout: float, **flags: Any) -> int:
+    """Serve a model on this machine: one executor, one scheduler.
+
+    Ctrl-C or SIGTERM drains both and ends; a second one ends them at once.
+    """
+    options = local_options(
+        listen=listen, executor_listen=executor_listen, stop_seconds=drain_timeout, **flags
+    )
+    return asyncio.run(_serve(options, stderr_console()))
+
+
+async def _serve(options: LocalOptions, console: Console) -> int:
+    received: list[signal.Signals] = []
+    task = asyncio.current_task()
+    assert task is not None
+
+    def on_signal(number: signal.Signals) -> None:
+        if not received:
+            console.print("draining; once more ends at once", style="dim")
+        received.append(number)
+        task.cancel()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, on_signal, number)
+    try:
+        async with running_stack(options, console) as stack:
+            _say_ready(stack, console)
+            await stack.wait()
+    except asyncio.CancelledError:
+        if not received:
+            raise
+    except LocalError as error:
+        if not received:
+            show_log_tail(error, console)
+            raise
+    while task.cancelling():
+        task.uncancel()
+    return 130 if received and received[0] is signal.SIGINT else 0
+
+
+def _say_ready(stack: LocalStack, console: Console) -> None:
+    """Print where it listens, and commands to paste. Stdout gets the address alone."""
+    click.echo(stack.target)
+    port = f" --target {stack.target}" if stack.target != "127.0.0.1:50051" else ""
+    body = """'{"text": "Once upon a time", "stopping": {"max_tokens": 16}}'"""
+    for line in (
+        f"ready at {stack.target} after {stack.ready_seconds:.1f} s; logs in {stack.log_dir}",
+        f'  octavo generate "Why is the sky blue?"{port}',
+        f"  grpcurl -plaintext -d {body} {stack.target} octavo.v1.InferenceService/Generate",
+    ):
+        console.print(line, highlight=False, markup=False, soft_wrap=True)
+    with contextlib.suppress(OSError):
+        console.file.flush()
