@@ -28,6 +28,7 @@ class GgufMetadata:
     Attributes:
         pre_tokenizer: llama.cpp's name of the rule that splits text before BPE.
         special_ids: bos, eos, eot, unk and pad, those that the file names.
+        num_tokens: of the vocabulary.
     """
 
     architecture: str
@@ -36,6 +37,7 @@ class GgufMetadata:
     add_bos: bool
     special_ids: dict[str, int]
     has_chat_template: bool
+    num_tokens: int
 
 
 def convert(
@@ -100,6 +102,7 @@ def read_metadata(gguf_file: Path) -> GgufMetadata:
             if f"tokenizer.ggml.{key}" in fields
         },
         has_chat_template="tokenizer.chat_template" in fields,
+        num_tokens=len(fields["tokenizer.ggml.tokens"].data),
     )
 
 

