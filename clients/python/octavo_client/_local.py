@@ -25,6 +25,7 @@ from octavo_client._types import Health
 from octavo_client.errors import OctavoError
 
 _POLL_SECONDS = 0.05
+_KILL_SECONDS = 5.0  # after a service's own grace, before it is killed
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +122,7 @@ class LocalStack:
     async def stop(self) -> None:
         """Drain and end both, the scheduler first: it still needs its executor to drain."""
         for child in reversed(self._children):
-            await child.stop(self._options.stop_seconds)
+            await child.stop(self._options.stop_seconds + _KILL_SECONDS)
 
     def kill(self) -> None:
         """End both at once, without draining; `stop` still has to follow."""
@@ -161,7 +162,7 @@ class LocalStack:
 
     def _executor_flags(self, model: str, listen: str) -> list[str]:
         options = self._options
-        flags = ["--model", model, "--listen", listen]
+        flags = ["--model", model, "--listen", listen, *self._grace_flags()]
         for flag, value in (
             ("--dtype", options.dtype),
             ("--block-size", options.block_size),
@@ -177,7 +178,10 @@ class LocalStack:
     def _scheduler_flags(self, model: str, listen: str, executor_listen: str) -> list[str]:
         executors = connect_address(executor_listen)
         flags = ["--model", model, "--listen", listen, "--executors", executors]
-        return [*flags, *self._options.scheduler_args]
+        return [*flags, *self._grace_flags(), *self._options.scheduler_args]
+
+    def _grace_flags(self) -> list[str]:
+        return ["--grace-seconds", str(self._options.stop_seconds)]
 
     async def _spawn(self, name: str, flags: list[str]) -> None:
         child = Child(name, self.log_dir / f"{name}.log", echo=self._options.echo_logs)

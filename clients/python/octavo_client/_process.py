@@ -98,13 +98,18 @@ class Child:
     def error(self) -> LocalError:
         """Describe its unwanted end, in one line."""
         code = self._process.returncode if self._process else None
-        how = f"exit code {code}"
-        if code is not None and code < 0:
+        if code is not None and code < 0:  # nothing that it said explains a signal
             with contextlib.suppress(ValueError):
-                how = signal.Signals(-code).name
+                code_or_signal = signal.Signals(-code).name
+                return LocalError(
+                    f"the {self.name} was ended by {code_or_signal} (log: {self.log})",
+                    log=self.log,
+                )
         last = tail(self.log, 1)
         why = f": {last[0].strip()}" if last else ""
-        return LocalError(f"the {self.name} ended ({how}){why} (log: {self.log})", log=self.log)
+        return LocalError(
+            f"the {self.name} ended with exit code {code}{why} (log: {self.log})", log=self.log
+        )
 
     async def stop(self, seconds: float) -> None:
         """Ask it to drain, and kill it if that takes longer than `seconds`."""

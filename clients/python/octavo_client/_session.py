@@ -2,14 +2,12 @@
 
 Sans-IO: the clients open calls and sleep; all decisions about retrying and resuming are
 here. A stream that broke after tokens came is resumed: the next call brings the tokens
-received and the seed in use, and the service goes on after them. Searches (beam, best_of)
-only choose their answers at the end, so there is nothing to go on from: they are run again
-with the same seed, and what was passed on already is left out.
+received and the seed in use, and the service goes on after them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from octavo.v1 import inference_pb2
 
@@ -24,14 +22,11 @@ _PROVISIONAL = (FinishReason.CANCELLED, FinishReason.ERROR)
 
 @dataclass(slots=True)
 class _Choice:
-    """What was passed on of one choice, and what a repeated run still has to leave out."""
+    """What was passed on of one choice."""
 
     token_ids: list[int] = field(default_factory=list)
-    num_chars: int = 0
     echo_call: int = 0  # number of the call that brought the echo; 0: none yet
     finished: Finished | None = None
-    skip_tokens: int = 0
-    skip_chars: int = 0
 
 
 class Session:
@@ -44,7 +39,6 @@ class Session:
     def __init__(self, request: inference_pb2.GenerateRequest, policy: RetryPolicy) -> None:
         self._request = request
         self._policy = policy
-        self._is_search = request.HasField("beam") or request.best_of > max(request.n, 1)
         self._choices: dict[int, _Choice] = {}
         self._started: Started | None = None
         # A finish by cancellation or error is held back until the call's status is known:
@@ -80,22 +74,10 @@ class Session:
             request.request_id = request.request_id[: _MAX_REQUEST_ID_CHARS - len(suffix)] + suffix
         if self._started is not None:
             request.sampling.seed = self._started.seed
-        if self._is_search:
-            for choice in self._choices.values():
-                choice.skip_tokens = len(choice.token_ids)
-                choice.skip_chars = choice.num_chars
-        else:
-            self._add_received(request)
+        for index, choice in sorted(self._choices.items()):
+            if choice.token_ids:
+                request.resume.add(index=index, token_ids=choice.token_ids)
         return request
-
-    def _add_received(self, request: inference_pb2.GenerateRequest) -> None:
-        received = {choice.index: list(choice.token_ids) for choice in self._request.resume}
-        for index, choice in self._choices.items():
-            received.setdefault(index, []).extend(choice.token_ids)
-        del request.resume[:]
-        for index in sorted(received):
-            if received[index]:
-                request.resume.add(index=index, token_ids=received[index])
 
     def receive(self, response: inference_pb2.GenerateResponse) -> tuple[Event, ...]:
         """Take in one response; return the events to pass on."""
@@ -121,11 +103,9 @@ class Session:
         if delta.is_prompt:
             choice.echo_call = choice.echo_call or self._num_calls
             return (delta,) if choice.echo_call == self._num_calls else ()
-        delta = _without_repeats(choice, delta)
         if not delta.token_ids and not delta.text:
             return ()
         choice.token_ids.extend(delta.token_ids)
-        choice.num_chars += len(delta.text)
         self._num_failures = 0
         self._failing_since = None
         return (delta,)
@@ -197,19 +177,3 @@ class Session:
         elif self._num_calls >= self._policy.max_attempts:
             raise error
         return delay
-
-
-def _without_repeats(choice: _Choice, delta: Delta) -> Delta:
-    """Cut off what an earlier run of the same search passed on already."""
-    if not choice.skip_tokens and not choice.skip_chars:
-        return delta
-    num_tokens = min(choice.skip_tokens, len(delta.token_ids))
-    num_chars = min(choice.skip_chars, len(delta.text))
-    choice.skip_tokens -= num_tokens
-    choice.skip_chars -= num_chars
-    return replace(
-        delta,
-        token_ids=delta.token_ids[num_tokens:],
-        logprobs=delta.logprobs[num_tokens:],
-        text=delta.text[num_chars:],
-    )

@@ -230,17 +230,6 @@ async def test_a_call_cancelled_by_the_service_resumes(fake: Any, wire: Any) -> 
         assert (await client.generate("hi", max_tokens=3)).token_ids == (1, 2, 3)
 
 
-async def test_a_search_is_repeated_and_its_repeats_left_out(fake: Any, wire: Any) -> None:
-    """best_of has nothing to go on from: the same seed again, minus what came already."""
-    fake.failures = [wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=2)]
-    async with AsyncClient(fake.target, retry=QUICK) as client:
-        completion = await client.generate("hi", best_of=3, max_tokens=4)
-    assert completion.token_ids == (1, 2, 3, 4)
-    assert completion.text == "1 2 3 4 "
-    assert not fake.requests[-1].resume
-    assert fake.requests[-1].sampling.seed == wire.seed
-
-
 async def test_losing_only_the_usage_is_no_error(fake: Any, wire: Any) -> None:
     """If every choice was finished when the stream broke, the answer stands."""
     fake.failures = [wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=4)]

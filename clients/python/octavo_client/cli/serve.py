@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--drain-timeout",
-    type=click.FloatRange(min=0),
+    type=click.FloatRange(min=0, max=3600),
     default=30.0,
     show_default=True,
     metavar="SECONDS",
