@@ -1,0 +1,1 @@
+"""The public API: bytes to validated requests, results to events, errors to statuses."""

@@ -1,0 +1,166 @@
+"""Tests of scheduler_svc.config and scheduler_svc.logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pydantic
+import pytest
+import structlog
+
+from scheduler_svc.config import ENV_PREFIX, SchedulerConfig, is_loopback, parse_address
+from scheduler_svc.errors import StartupError
+from scheduler_svc.logs import bound_ids, configure_logging, get_logger
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in SchedulerConfig.model_fields:
+        monkeypatch.delenv(ENV_PREFIX + name.upper(), raising=False)
+    monkeypatch.delenv("OCTAVO_MODEL_STORE", raising=False)
+
+
+def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flag, then its variable, then the default."""
+    monkeypatch.setenv("OCTAVO_SCHEDULER_MAX_QUEUE", "7")
+    monkeypatch.setenv("OCTAVO_SCHEDULER_EXECUTORS", "a:1, b:2")
+    config = SchedulerConfig.from_args(["--max-queue", "8"])
+    assert (config.max_queue, config.executors) == (8, ("a:1", "b:2"))
+    assert SchedulerConfig.from_args([]).max_queue == 7
+
+
+def test_the_model_store_has_a_variable_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OCTAVO_MODEL_STORE is shared with the other commands; the scheduler's own wins."""
+    monkeypatch.setenv("OCTAVO_MODEL_STORE", "~/models")
+    assert SchedulerConfig.from_args([]).model_store == Path.home() / "models"
+    monkeypatch.setenv("OCTAVO_SCHEDULER_MODEL_STORE", "/srv/models")
+    assert SchedulerConfig.from_args([]).model_store == Path("/srv/models")
+
+
+def test_switches_need_no_value() -> None:
+    """--no-prefix-cache turns off what is on."""
+    assert SchedulerConfig.from_args([]).prefix_cache
+    assert not SchedulerConfig.from_args(["--no-prefix-cache"]).prefix_cache
+
+
+def test_executors_come_in_one_flag_or_several() -> None:
+    """Commas and repetition mean the same."""
+    once = SchedulerConfig.from_args(["--executors", "a:1,[::1]:2"])
+    twice = SchedulerConfig.from_args(["--executors", "a:1", "--executors", "[::1]:2"])
+    assert once.executors == twice.executors == ("a:1", "[::1]:2")
+
+
+BAD_FLAGS = [
+    (["--max-steps-in-flight", "5"], "--max-steps-in-flight", "at most 4"),
+    (["--max-steps-in-flight", "0"], "--max-steps-in-flight", "at least 1"),
+    (["--watermark", "1"], "--watermark", "below 1"),
+    (["--watermark", "nan"], "--watermark", "at least 0"),
+    (["--max-queue", "many"], "--max-queue", "a whole number"),
+    (["--policy", "lifo"], "--policy", "one of fcfs, priority, fair"),
+    (["--listen", "50051"], "--listen", "HOST:PORT"),
+    (["--listen", "::1:50051"], "--listen", "HOST:PORT"),
+    (["--listen", "localhost:65536"], "--listen", "up to 65535"),
+    (["--listen", "0.0.0.0:1"], "--listen", "--insecure-bind"),
+    (["--executors", ""], "--executors", "at least one"),
+    (["--executors", "a:0"], "--executors", "from 1 to 65535"),
+    (["--executors", "a:1,a:1"], "--executors", "without repetitions"),
+    (["--scheduler-id", "x" * 129], "--scheduler-id", "at most 128"),
+    (["--model", ""], "--model", "not empty"),
+    (["--no-such-flag"], "--no-such-flag", "--help"),
+    (["--max-queue"], "--max-queue", "expected one argument"),
+]
+
+
+@pytest.mark.parametrize(("args", "flag", "bound"), BAD_FLAGS)
+def test_a_bad_flag_is_one_line(args: list[str], flag: str, bound: str) -> None:
+    """The line names the flag and what it may be."""
+    with pytest.raises(StartupError) as caught:
+        SchedulerConfig.from_args(args)
+    message = str(caught.value)
+    assert flag in message
+    assert bound in message
+    assert "\n" not in message
+
+
+def test_a_bad_variable_is_one_line_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It names the variable next to the flag."""
+    monkeypatch.setenv("OCTAVO_SCHEDULER_MAX_QUEUE", "0")
+    with pytest.raises(StartupError, match=r"--max-queue .* OCTAVO_SCHEDULER_MAX_QUEUE"):
+        SchedulerConfig.from_args([])
+
+
+def test_an_open_address_must_be_asked_for() -> None:
+    """With --insecure-bind any address will do; loopback needs nothing."""
+    assert SchedulerConfig.from_args(["--listen", "0.0.0.0:1", "--insecure-bind"]).insecure_bind
+    for listen in ("127.0.0.1:0", "localhost:1", "[::1]:1", "127.1.2.3:1"):
+        assert is_loopback(parse_address(SchedulerConfig.from_args(["--listen", listen]).listen)[0])
+
+
+def test_settings_are_frozen() -> None:
+    """They are passed down and never changed."""
+    config = SchedulerConfig.from_args([])
+    with pytest.raises(pydantic.ValidationError):
+        config.max_queue = 1
+
+
+def test_two_schedulers_have_two_names() -> None:
+    """Even where host and process id are the same, as in restarted containers."""
+    first, second = (SchedulerConfig.from_args([]).scheduler_id for _ in range(2))
+    assert first != second
+
+
+def test_every_flag_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
+    """--help ends well and shows each flag with a description and a default."""
+    with pytest.raises(SystemExit) as caught:
+        SchedulerConfig.from_args(["--help"])
+    assert caught.value.code == 0
+    shown = capsys.readouterr().out
+    for name, field in SchedulerConfig.model_fields.items():
+        assert "--" + name.replace("_", "-") in shown
+        assert field.description
+    assert shown.count("default") >= len(SchedulerConfig.model_fields)
+
+
+@pytest.fixture
+def logging_restored() -> Iterator[None]:
+    root = logging.getLogger()
+    handlers, level = root.handlers, root.level
+    yield
+    root.handlers = handlers
+    root.setLevel(level)
+    structlog.reset_defaults()
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_json_logs_carry_the_bound_ids(capsys: pytest.CaptureFixture[str]) -> None:
+    """One object per line on stderr, from structlog and the standard library alike."""
+    configure_logging("info", "json")
+    with bound_ids(request_id="r1"):
+        get_logger("a").info("request_finished", num_tokens=3)
+        logging.getLogger("b").warning("told %s", "so")
+        get_logger("a").debug("left_out")
+    get_logger("a").info("unbound")
+    captured = capsys.readouterr()
+    lines = [json.loads(line) for line in captured.err.splitlines()]
+    assert captured.out == ""
+    assert [line["event"] for line in lines] == ["request_finished", "told so", "unbound"]
+    assert [line.get("request_id") for line in lines] == ["r1", "r1", None]
+    assert lines[0]["num_tokens"] == 3
+    assert lines[1]["level"] == "warning"
+
+
+@pytest.mark.usefixtures("logging_restored")
+def test_tracebacks_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
+    """An unexpected exception is in the log with its place, in both forms."""
+    for form in ("json", "console"):
+        configure_logging("info", form)
+        try:
+            raise RuntimeError("unforeseen")
+        except RuntimeError:
+            get_logger("a").exception("request_failed")
+        shown = capsys.readouterr().err
+        assert "RuntimeError" in shown
+        assert "unforeseen" in shown
