@@ -33,8 +33,16 @@ serve: setup ## Serve the default model until Ctrl-C
 	@$(VENV)/bin/octavo serve $(ARGS)
 
 .PHONY: test
-test: setup ## Run all tests that need no GPU
-	@$(PY) -m pytest $(ARGS)
+test: setup ## Run the tests that need no GPU, in their short forms
+	@$(PY) -m pytest -m 'not gpu and not slow' $(ARGS)
+
+.PHONY: test-all
+test-all: setup ## Run the tests that need no GPU, in their long forms too
+	@$(PY) -m pytest -m 'not gpu' $(ARGS)
+
+.PHONY: gpu-check
+gpu-check: setup ## Run the tests that need a GPU
+	@$(PY) -m pytest -m gpu $(ARGS)
 
 .PHONY: lint
 lint: setup ## Check style, protos and import rules

@@ -58,7 +58,7 @@ def main(output: Path) -> None:
     pins = installed_closure("octavo", "dev")
     if pins["torch"] in TRITON_OF_TORCH:
         pins["triton"] = TRITON_OF_TORCH[pins["torch"]]
-    lines = [f"{name}=={version}\n" for name, version in sorted(pins.items())]
+    lines = sorted(f"{name}=={version}\n" for name, version in pins.items())
     output.write_text(HEADER + "".join(lines), encoding="utf-8")
 
 

@@ -51,7 +51,8 @@ def convert(
         progress: hears of each stage.
         require_chat_template: refuse a file without one instead of warning.
     Raises:  ConversionFailed: if the file is not GGUF, of an architecture that
-        transformers does not read, or does not tokenize as it should afterwards.
+        transformers does not read, or does not tokenize as it should afterwards; or if
+        the executor's packages are not installed.
     """
     progress.stage("reading the GGUF file")
     try:
@@ -65,6 +66,11 @@ def convert(
             _gguf_tokenizer.convert(gguf_file, folder, metadata, config, progress)
     except ModelStoreError:
         raise
+    except ImportError as error:
+        raise ConversionFailed(
+            f"converting {gguf_file.name} needs {error.name or error}: "
+            "pip install 'octavo[executor]', or give a model folder"
+        ) from error
     except OSError as error:
         if error.errno is not None:  # the disk's fault, not the file's
             raise
