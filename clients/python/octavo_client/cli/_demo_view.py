@@ -135,33 +135,31 @@ class _LiveView:
         body, foot = Layout(ratio=1), Layout(size=2)
         body.split_column(*(Layout() for _ in rows))
         for layout, row in zip(body.children, rows, strict=True):
-            layout.split_row(*(Layout(_panel(each, width, height)) for each in row))
+            layout.split_row(*(Layout(_panel(each, self._console, width, height)) for each in row))
         foot.update(_foot(self._state))
         grid.split_column(body, foot)
         return grid
 
 
-def _panel(stream: DemoStream, width: int, height: int) -> RenderableType:
+def _panel(stream: DemoStream, console: Console, width: int, height: int) -> RenderableType:
     from rich.panel import Panel
 
     style = "red" if stream.error else "dim" if stream.end else "cyan"
     text = stream.error or "\n".join(stream.texts[index] for index in sorted(stream.texts))
     return Panel(
-        _tail(text, width, height),
+        _tail(text, console, width, height),
         title=stream.title,
         subtitle=f"{stream.num_tokens} tokens {stream.reason}".rstrip(),
         border_style=style,
     )
 
 
-def _tail(text: str, width: int, height: int) -> Text:
-    """The last lines that fit."""
+def _tail(text: str, console: Console, width: int, height: int) -> Text:
+    """The last lines that fit, wrapped between words."""
     from rich.text import Text
 
-    lines: list[str] = []
-    for line in text.splitlines():
-        lines += [line[i : i + width] for i in range(0, len(line), width)] or [""]
-    return Text("\n".join(lines[-height:]))
+    lines = Text(text).wrap(console, width)
+    return Text("\n").join(lines[-height:])
 
 
 def _foot(state: DemoState) -> Text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,6 +73,7 @@ _FILE = click.Path(path_type=Path, dir_okay=False)
     metavar="REQ/S",
     help="Poisson arrivals at this rate. [default: the workload's own arrivals]",
 )
+@click.option("--at-once", is_flag=True, help="Send everything at the start.")
 @click.option(
     "--rate-scale",
     type=_POSITIVE,
@@ -153,6 +155,8 @@ def bench(context: click.Context, /, **options: Any) -> int:
 
     if options["requests_file"] and options["trace_file"]:
         raise click.UsageError("give one of --requests and --trace, not both")
+    if options["rate"] and options["at_once"]:
+        raise click.UsageError("give one of --rate and --at-once, not both")
     if options["plot_file"]:
         check_plotting()
     console = Console(stderr=options["json_file"] == "-")
@@ -205,7 +209,8 @@ def _load(options: dict[str, Any]) -> list[Request]:
     )
     if options["rate"]:
         requests = workload.poisson_arrivals(requests, options["rate"], seed=seed)
-    return workload.scale_arrivals(requests, options["rate_scale"])
+    factor = math.inf if options["at_once"] else options["rate_scale"]
+    return workload.scale_arrivals(requests, factor)
 
 
 def _check_vocabulary(requests: list[Request], server: dict[str, Any]) -> None:

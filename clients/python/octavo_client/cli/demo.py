@@ -36,7 +36,7 @@ _PROMPTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
      {"temperature": 0.6, "seed": 2}),
     ("facts", "What causes the seasons on Earth? Answer in one paragraph.", {"temperature": 0.0}),
     ("names, n = 4", "Suggest one name for a bakery by the sea, with a short slogan.",
-     {"temperature": 1.0, "seed": 7, "n": 4, "max_tokens": 40}),
+     {"temperature": 0.7, "seed": 7, "n": 4, "max_tokens": 40}),
     ("summary", "Summarize in two sentences: Books were once printed on large sheets, which were "
      "folded into gatherings of leaves. A sheet folded three times gives eight leaves, sixteen "
      "pages, and is called an octavo. Smaller formats made books cheaper and easier to carry.",

@@ -79,6 +79,14 @@ def test_bench_bounds_concurrency(fake: Any, workload: Path, tmp_path: Path) -> 
     assert all(before[1] <= after[0] + 1e-3 for before, after in pairwise(spans))
 
 
+def test_bench_sends_at_once(fake: Any, workload: Path, tmp_path: Path) -> None:
+    """--at-once ignores the workload's arrivals."""
+    out = tmp_path / "out.json"
+    code = bench("--target", fake.target, "--requests", workload, "--at-once", "--json", out)
+    assert code == 0
+    assert all(request["sent_at"] < 0.15 for request in json.loads(out.read_text())["requests"])
+
+
 def test_bench_draws_a_plot(fake: Any, workload: Path, tmp_path: Path) -> None:
     """--plot writes a picture."""
     picture = tmp_path / "p.png"
