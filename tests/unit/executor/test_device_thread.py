@@ -1,0 +1,159 @@
+"""The device thread: order, fencing, timings and what happens when it dies."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from executor_svc.device_thread import DeviceThread
+from executor_svc.errors import DeviceLost, StaleEpoch, StartupError
+from executor_svc.plan import Description, Outcome, Plan, RowDigest
+from tests.unit.executor.test_ownership import DESCRIPTION
+
+WAIT = 20
+
+
+class Engine:
+    """Stands in for the model: counts, waits at a gate, dies on request."""
+
+    description: Description = DESCRIPTION
+
+    def __init__(self) -> None:
+        self.seen: list[object] = []
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.error: BaseException | None = None
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.seen)
+
+    def reset(self) -> None:
+        self.seen.append("reset")
+
+    def run(self, plan: Plan) -> Outcome:
+        self.entered.set()
+        assert self.gate.wait(WAIT)
+        if self.error is not None:
+            raise self.error
+        self.seen.append(plan.step_id)
+        return Outcome(epoch=plan.epoch, step_id=plan.step_id)
+
+    def audit(self) -> list[RowDigest]:
+        return [RowDigest(0, len(self.seen), 0, 0)]
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine()
+
+
+@pytest.fixture
+def thread(engine: Engine) -> Iterator[DeviceThread]:
+    device = DeviceThread(lambda: engine)
+    device.start()
+    yield device
+    engine.gate.set()
+    device.stop()
+    assert device.join(WAIT)
+
+
+def test_jobs_run_in_order(engine: Engine, thread: DeviceThread) -> None:
+    """Claim, steps and audit happen in the order in which they were handed in."""
+    thread.claim(3)
+    steps = [thread.submit(Plan(epoch=3, step_id=step)) for step in (1, 2)]
+    audit = thread.audit().result(WAIT)
+    assert engine.seen == ["reset", 1, 2]
+    assert [step.result(0).step_id for step in steps] == [1, 2]
+    assert (audit.epoch, audit.step_id, audit.rows[0].num_tokens) == (3, 2, 3)
+
+
+def test_waiting_plans_of_an_older_epoch_do_not_run(engine: Engine, thread: DeviceThread) -> None:
+    """A claim fences plans that were queued before it and have not begun."""
+    thread.claim(1).result(WAIT)
+    engine.gate.clear()
+    running = thread.submit(Plan(epoch=1, step_id=1))
+    assert engine.entered.wait(WAIT)
+    waiting = thread.submit(Plan(epoch=1, step_id=2))
+    claimed = thread.claim(2)
+    engine.gate.set()
+    assert running.result(WAIT).step_id == 1
+    with pytest.raises(StaleEpoch):
+        waiting.result(WAIT)
+    claimed.result(WAIT)
+    assert engine.seen == ["reset", 1, "reset"]
+
+
+def test_time_is_either_waiting_or_idle(engine: Engine, thread: DeviceThread) -> None:
+    """A plan behind another one has waited; one that found the device free has not."""
+    thread.claim(1).result(WAIT)
+    engine.gate.clear()
+    first = thread.submit(Plan(epoch=1, step_id=1))
+    assert engine.entered.wait(WAIT)
+    second = thread.submit(Plan(epoch=1, step_id=2))
+    engine.gate.set()
+    assert first.result(WAIT).timings.queue_ns == 0
+    assert first.result(WAIT).timings.idle_ns > 0
+    assert second.result(WAIT).timings.queue_ns > 0
+
+
+def test_busy_only_while_a_job_runs(engine: Engine, thread: DeviceThread) -> None:
+    """Health may ask how long the present step has been running."""
+    thread.claim(1).result(WAIT)
+    thread.audit().result(WAIT)
+    engine.gate.clear()
+    step = thread.submit(Plan(epoch=1, step_id=1))
+    assert engine.entered.wait(WAIT)
+    assert thread.busy_seconds() > 0
+    engine.gate.set()
+    step.result(WAIT)
+    thread.stop()
+    assert thread.join(WAIT)
+    assert thread.busy_seconds() == 0
+
+
+def test_a_cancelled_plan_does_not_run(engine: Engine, thread: DeviceThread) -> None:
+    """A plan whose stream has gone before its turn costs nothing."""
+    thread.claim(1).result(WAIT)
+    engine.gate.clear()
+    thread.submit(Plan(epoch=1, step_id=1))
+    assert engine.entered.wait(WAIT)
+    waiting = thread.submit(Plan(epoch=1, step_id=2))
+    assert waiting.cancel()
+    engine.gate.set()
+    thread.audit().result(WAIT)
+    assert engine.seen == ["reset", 1]
+
+
+@pytest.mark.parametrize("error", [DeviceLost("gone"), SystemExit(3)])
+def test_death_answers_everybody(
+    error: BaseException, engine: Engine, thread: DeviceThread
+) -> None:
+    """When the thread dies the running, the waiting and later jobs all fail, and it is told."""
+    thread.claim(1).result(WAIT)
+    engine.gate.clear()
+    engine.error = error
+    running = thread.submit(Plan(epoch=1, step_id=1))
+    assert engine.entered.wait(WAIT)
+    waiting = thread.submit(Plan(epoch=1, step_id=2))
+    engine.gate.set()
+    assert thread.died.result(WAIT) is error
+    for job in (running, waiting, thread.submit(Plan(epoch=1, step_id=3)), thread.audit()):
+        with pytest.raises(DeviceLost):
+            job.result(WAIT)
+
+
+def test_a_failed_load_is_told_once() -> None:
+    """The reason why a model cannot be loaded reaches who waits for it."""
+
+    def load() -> Engine:
+        raise StartupError("no such model")
+
+    device = DeviceThread(load)
+    device.start()
+    with pytest.raises(StartupError, match="no such model"):
+        device.ready.result(WAIT)
+    assert device.join(WAIT)
