@@ -74,7 +74,7 @@ class Choice:
             self._is_resumed = True
             self._logprob_sum = None
         for token_id in tokens:
-            is_stop = token_id in request.stop_token_ids and self.num_tokens >= request.min_tokens
+            is_stop = token_id in request.stop_token_ids
             is_last = is_stop or self.num_tokens + 1 == request.max_tokens
             stop_token_id = token_id if is_stop else None
             piece = self._assembler.push([token_id], stop_token_id=stop_token_id, is_last=is_last)

@@ -26,7 +26,7 @@ from tokenizers import Tokenizer
 
 _ANCHOR = "a"
 _REPLACEMENT = "\ufffd"
-_MAX_GROUP = 16
+_MAX_GROUP = 64  # of tokens that make no character together; past it nothing more is joined
 
 
 class Detokenizer(Protocol):

@@ -153,7 +153,7 @@ async def test_each_of_n_choices_finishes_once(service: Service, spell: Any) -> 
 
 async def test_best_of_returns_the_best_by_mean_logprob(service: Service, spell: Any) -> None:
     """Nothing is shown before all are known; the best come first, renumbered."""
-    samples = {0: ("aaaa", -1.0), 1: ("b", -0.5), 2: ("cc", -0.75), 3: ("d", -9.0)}
+    samples = {0: ("aaaa", -0.625), 1: ("b", -0.5), 2: ("cc", -0.75), 3: ("d", -9.0)}
 
     def outputs(request: Request) -> list[list[SequenceOutput]]:
         assert request.num_logprobs == 0
@@ -172,8 +172,8 @@ async def test_best_of_returns_the_best_by_mean_logprob(service: Service, spell:
     service.engine.script = outputs
     events = await service.generate(ask(n=2, best_of=4))
     assert kinds(events) == ["started", *["delta", "finished"] * 2, "usage"]
-    assert [text_of(events, index) for index in range(2)] == ["b", "cc"]
-    assert [ends(events)[index].cumulative_logprob for index in range(2)] == [-0.5, -1.5]
+    assert [text_of(events, index) for index in range(2)] == ["b", "aaaa"]
+    assert [ends(events)[index].cumulative_logprob for index in range(2)] == [-0.5, -2.5]
     assert not events[1].delta.logprobs  # they were not asked for
     assert events[-1].usage.num_completion_tokens == 8
 

@@ -11,11 +11,11 @@ from tokenizers.trainers import BpeTrainer
 CORPUS = ["hello world the quick brown fox jumps over the lazy dog", "naïve café 東京 😀"] * 10
 
 
-def byte_level() -> Tokenizer:
+def byte_level(decoder: decoders.Decoder | None = None) -> Tokenizer:
     """GPT-2's kind: tokens are bytes; ids 0 and 1 are special, 2 is an ordinary addition."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.decoder = decoder or decoders.ByteLevel()
     trainer = BpeTrainer(
         vocab_size=330,
         special_tokens=["<|end|>", "<|start|>"],
@@ -75,6 +75,12 @@ KINDS: dict[str, Callable[[], Tokenizer]] = {
     "byte_fallback": byte_fallback,
     "byte_fallback_unstripped": lambda: _pieces(
         decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    ),
+    "two_spaces_stripped": lambda: _pieces(
+        decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 2, 0)])
+    ),
+    "byte_level_stripped": lambda: byte_level(
+        decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
     ),
     "metaspace": lambda: _pieces(decoders.Metaspace()),
     "word_piece": lambda: _pieces(decoders.WordPiece()),

@@ -79,6 +79,21 @@ def test_a_character_comes_with_the_token_that_completes_it(
     assert stream(byte_level_tokenizer, [*emoji, plain]) == ["", "", "", "😄", "x", ""]
 
 
+def test_spaces_are_stripped_over_token_borders(any_tokenizer: Tokenizer) -> None:
+    """What the beginning of a text loses may be spread over several tokens."""
+    names = ["▁", "▁", "▁hello"] if any_tokenizer.token_to_id("▁hello") else ["Ġ", "Ġ", "h"]
+    tokens = [any_tokenizer.token_to_id(name) for name in names]
+    assert "".join(stream(any_tokenizer, tokens)) == any_tokenizer.decode(tokens)
+
+
+@FIXTURE
+@given(text=st.text(max_size=10))
+def test_characters_join_under_any_decoder(any_tokenizer: Tokenizer, text: str) -> None:
+    """Real text, whose characters are cut anywhere, streams to the whole."""
+    tokens = any_tokenizer.encode(text).ids
+    assert "".join(stream(any_tokenizer, tokens)) == any_tokenizer.decode(tokens)
+
+
 def test_a_leading_space_is_stripped_only_at_the_beginning(
     byte_fallback_tokenizer: Tokenizer,
 ) -> None:
