@@ -16,7 +16,7 @@ def admit(state: SchedulerState, budget: int, now: float) -> None:
     """Bring groups back and let new ones in while budget, rows and blocks last."""
     while budget > 0:
         group = _next(state)
-        if group is None:
+        if group is None or _is_quarantined(state, group):
             return
         if group.status is GroupStatus.SWAPPED:
             if not _swap_in(state, group):
@@ -37,6 +37,8 @@ def make_room_for_urgent(state: SchedulerState, costs: CostModel) -> None:
     if group is None or state.config.policy == "fcfs":
         return
     rows = 0 if group.status is GroupStatus.SWAPPED else group.max_rows
+    if not _victims_would_do(state, group, rows):
+        return
     preemption.free_rows_of_swapped(state, rows, group.request.priority)
     while state.running and not _fits(state, group, fences_lifted=True):
         victim = state.running[-1]
@@ -44,6 +46,27 @@ def make_room_for_urgent(state: SchedulerState, costs: CostModel) -> None:
             return
         keep_rows = rows <= state.num_unpromised_rows
         preemption.preempt(state, victim, costs, keep_rows=keep_rows)
+
+
+def _victims_would_do(state: SchedulerState, group: SequenceGroup, num_rows: int) -> bool:
+    """Say whether all groups of a lower priority together hold enough: else none is preempted.
+
+    An upper bound: blocks that they share with others are counted as if they came free.
+    """
+    below = group.request.priority
+    num_rows -= state.num_unpromised_rows
+    num_blocks = _blocks_needed(state, group)
+    num_blocks -= state.blocks.pool.num_available + state.blocks.num_becoming_available()
+    for victim in reversed(state.running):
+        if (num_rows <= 0 and num_blocks <= 0) or victim.request.priority >= below:
+            break
+        num_rows -= victim.rows_promised
+        num_blocks -= sum(len(seq.block_table) for seq in victim.live)
+    for victim in reversed(state.preempted):
+        if num_rows <= 0 or victim.request.priority >= below:
+            break
+        num_rows -= victim.rows_promised
+    return num_rows <= 0 and num_blocks <= 0
 
 
 def _next(state: SchedulerState) -> SequenceGroup | None:
@@ -54,6 +77,11 @@ def _next(state: SchedulerState) -> SequenceGroup | None:
     if waiting is not None and waiting.request.priority > first.request.priority:
         return waiting if state.config.policy != "fcfs" else first
     return first
+
+
+def _is_quarantined(state: SchedulerState, group: SequenceGroup) -> bool:
+    """Of those suspected of a failed step one runs at a time, so that a second tells."""
+    return group in state.suspects and any(g in state.suspects for g in state.running)
 
 
 def _awaits_samples(state: SchedulerState, group: SequenceGroup) -> bool:
@@ -90,11 +118,11 @@ def _fits(state: SchedulerState, group: SequenceGroup, *, fences_lifted: bool = 
 
 
 def _held_back(state: SchedulerState) -> int:
-    """Blocks promised to partial prefills, and the watermark unless nothing runs."""
+    """Blocks promised to running groups, and the watermark; nothing if none runs."""
     if not state.running:
         return 0
     watermark = int(state.config.watermark * state.config.num_blocks)
-    return prefill.blocks_to_come(state) + watermark
+    return prefill.blocks_to_come(state) + state.num_owed_blocks + watermark
 
 
 def _enter(state: SchedulerState, group: SequenceGroup, now: float) -> None:
@@ -104,10 +132,8 @@ def _enter(state: SchedulerState, group: SequenceGroup, now: float) -> None:
         state.outcome.admitted.append(group)
     else:
         state.preempted.remove(group)
-    leader, *others = group.live
-    for seq in others:
-        seq.share_from = leader
     if prefill.uses_cache(state, group):
+        leader = group.live[0]
         hits = len(state.blocks.match_prefix(leader)) * state.blocks.block_size
         state.counters.num_prefix_query_tokens += len(leader.tokens)
         state.counters.num_prefix_hit_tokens += hits
@@ -118,6 +144,8 @@ def _enter(state: SchedulerState, group: SequenceGroup, now: float) -> None:
 
 
 def _swap_in(state: SchedulerState, group: SequenceGroup) -> bool:
+    if state.plan.swap_out_host_blocks:
+        return False  # blocks go one way in a step; the group may be on its way out itself
     if not _fits(state, group):
         if state.running or state.in_flight or state.blocks.num_fenced:
             return False

@@ -102,16 +102,13 @@ class BeamSearch:
         return None
 
     def _keep(self, candidate: Continuation, reason: FinishReason) -> None:
-        width = self.params.width
-        if self.params.early_stopping and len(self.finished) >= width:
-            return
         parent = candidate.parent
         tokens = [*parent.tokens[parent.num_prompt_tokens :], candidate.token]
         self.finished.append(
             Hypothesis(tokens, self._score(candidate), candidate.cumulative_logprob, reason)
         )
         self.finished.sort(key=lambda h: -h.score)
-        del self.finished[width:]
+        del self.finished[self.params.width :]
 
     def _is_over(self, going_on: list[Continuation]) -> bool:
         if not going_on:

@@ -60,7 +60,9 @@ class BlockManager:
         request = group.request
         prompt = len(request.prompt_tokens)
         width = request.beam.width if request.beam else request.best_of
-        shared = prompt // self.block_size
+        # Of a prompt that ends at a border, samples that start anew each compute the last
+        # block: a sample's last token must be computed to draw the next.
+        shared = (prompt if request.beam else prompt - 1) // self.block_size
         # The last token drawn never needs K/V of its own.
         each = self.blocks_for(max(prompt, prompt + request.max_tokens - 1)) - shared
         return shared + width * each
@@ -169,10 +171,8 @@ class BlockManager:
         if fence is None:
             for block in blocks:
                 self.pool.release(block)
-        elif self._fences and self._fences[-1][0] == fence:
-            self._fences[-1][1].extend(blocks)
         else:
-            self._fences.append((fence, list(blocks)))
+            _fence(self._fences, fence, blocks)
 
     def free(self, seq: Sequence, fence: int | None) -> None:
         """Give back all that a sequence holds, its tail first (LRU evicts tails first)."""
@@ -262,7 +262,7 @@ class BlockManager:
             for block in blocks:
                 self.host_pool.release(block)
         else:
-            self._host_fences.append((fence, list(blocks)))
+            _fence(self._host_fences, fence, blocks)
 
     # -- invariants ----------------------------------------------------------------
 
@@ -274,3 +274,20 @@ class BlockManager:
         if self.host_pool is not None:
             host = [b for seq in sequences for b in seq.host_table]
             self.host_pool.check([*host, *(b for _, f in self._host_fences for b in f)])
+
+
+def _fence(
+    fences: deque[tuple[int, list[BlockId]]], step_id: int, blocks: Iterable[BlockId]
+) -> None:
+    """Add blocks to the fence of a step; fences stay in the order of steps.
+
+    A plan under construction may have fenced blocks by itself already, when others are
+    given back that only the steps before it touch.
+    """
+    place = len(fences)
+    while place and fences[place - 1][0] > step_id:
+        place -= 1
+    if place and fences[place - 1][0] == step_id:
+        fences[place - 1][1].extend(blocks)
+    else:
+        fences.insert(place, (step_id, list(blocks)))

@@ -24,12 +24,14 @@ class Room:
     """Who may grow in this step, who must stall, and the blocks that growing takes.
 
     A group is in one of the lists as a whole; who was preempted is in neither, or has
-    left RUNNING since.
+    left RUNNING since. `num_owed_blocks` is the part of `num_blocks` that is kept for
+    those who stall.
     """
 
     granted: list[Sequence] = field(default_factory=list)
     stalled: list[Sequence] = field(default_factory=list)
     num_blocks: int = 0
+    num_owed_blocks: int = 0
 
 
 def make_room_to_grow(
@@ -50,10 +52,13 @@ def make_room_to_grow(
             continue  # a victim of one before it
         needed = state.blocks.num_to_grow(by_group[group])
         if make_room(state, group, room.num_blocks + needed, costs):
-            room.num_blocks += needed
             room.granted += by_group[group]
         elif group.status is GroupStatus.RUNNING:
             room.stalled += by_group[group]
+            room.num_owed_blocks += needed
+        else:
+            continue
+        room.num_blocks += needed
     return room
 
 
@@ -118,9 +123,12 @@ def _swap_out(state: SchedulerState, group: SequenceGroup) -> None:
 
 
 def _give_up(state: SchedulerState, group: SequenceGroup) -> None:
+    # The plan under construction may be the one that swaps the group out.
+    is_moving = group.status is GroupStatus.SWAPPED and state.plan.swap_out_host_blocks
+    fence = state.plan.step_id if is_moving else state.fence
     for seq in group.live:
         state.leave_decode_set(seq, row_goes_on=False)
-        state.blocks.free(seq, state.fence)
+        state.blocks.free(seq, fence)
         state.give_row_back(seq)
         seq.restart()
     if group.beam is not None:

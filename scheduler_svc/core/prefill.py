@@ -53,8 +53,8 @@ def prefill_chunk(state: SchedulerState, seq: Sequence, budget: int) -> int:
         plan.append_blocks += growth.appended
     plan.chunk_rows.append(seq.row)
     plan.chunk_counts.append(count)
+    state.chunks.append((seq, seq.num_scheduled, count))
     seq.num_scheduled += count
-    state.chunks.append((seq, count))
     if seq.num_scheduled == len(seq.tokens):
         _complete(state, seq)
     return count
@@ -70,8 +70,8 @@ def blocks_to_come(state: SchedulerState) -> int:
 
 def _room_for(state: SchedulerState, seq: Sequence) -> int:
     block_size = state.blocks.block_size
-    capacity = (len(seq.block_table) + state.blocks.pool.num_available) * block_size
-    return capacity - seq.num_scheduled
+    available = max(0, state.blocks.pool.num_available - state.num_owed_blocks)
+    return (len(seq.block_table) + available) * block_size - seq.num_scheduled
 
 
 def _start(state: SchedulerState, seq: Sequence) -> bool:
@@ -100,8 +100,9 @@ def shareable_blocks(state: SchedulerState, seq: Sequence) -> list[BlockId] | No
     hits: list[BlockId] = []
     if uses_cache(state, seq.group):
         hits = state.blocks.match_prefix(seq)
-    leader = seq.share_from
-    if leader is not None and not leader.is_finished and leader.group is seq.group:
+    started = [s for s in seq.group.live if s.row is not None]
+    if started:
+        leader = max(started, key=lambda s: s.num_scheduled)
         last = len(seq.tokens) - 1  # it must be computed to sample
         shared = min(seq.num_prompt_tokens, last) // state.blocks.block_size
         if shared > len(hits):

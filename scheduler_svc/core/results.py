@@ -11,22 +11,31 @@ from scheduler_svc.core import beam, prefill
 from scheduler_svc.core.request import FinishReason, TokenLogprob
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.state import SchedulerState
-from scheduler_svc.core.step import StepRecord, StepResult
+from scheduler_svc.core.step import RowLogprobs, StepRecord, StepResult
 
 
-def take(state: SchedulerState, record: StepRecord, result: StepResult) -> None:
-    """Bring the state up to date with the oldest step's result."""
+def take(state: SchedulerState, record: StepRecord, result: StepResult) -> int:
+    """Bring the state up to date with the oldest step's result.
+
+    Returns: how many tokens the step prefilled.
+    """
     state.blocks.settle(record.step_id)
-    for seq, count in record.chunks:
-        state.counters.num_prompt_tokens += count
+    num_prefilled = 0
+    for seq, first, count in record.chunks:
+        if seq.group.beam is None or first < seq.num_prompt_tokens:
+            num_prefilled += count  # otherwise it is a beam's one new token
         if seq.row is not None:
             seq.num_computed += count
             _register(state, seq)
+    state.counters.num_prompt_tokens += num_prefilled
     if result.row_errors or result.logprobs:
         _take_extras(state, record, result)
     _take_tokens(state, record, result.tokens)
+    if state.suspects:
+        state.suspects.difference_update(s.group for s in record.sampled)
     if state.config.policy == "fair":
         _charge(state, record)
+    return num_prefilled
 
 
 def finish_if_complete(state: SchedulerState, seq: Sequence) -> None:
@@ -75,8 +84,9 @@ def _take_late_token(state: SchedulerState, seq: Sequence, token: int) -> bool:
 
 def _take_extras(state: SchedulerState, record: StepRecord, result: StepResult) -> None:
     """Row errors, log-probabilities, and the candidates of beams."""
-    by_row = dict(zip(record.rows, record.sampled, strict=True))
-    by_row.update((s.row, s) for s, _ in record.chunks if s.row is not None)
+    first_positions = {s: first for s, first, _ in record.chunks}
+    by_row = dict(zip(record.chunk_rows, first_positions, strict=True))
+    by_row.update(zip(record.rows, record.sampled, strict=True))
     for row, message in result.row_errors.items():
         seq = by_row.get(row)
         if seq is not None and not seq.is_finished:
@@ -91,11 +101,24 @@ def _take_extras(state: SchedulerState, record: StepRecord, result: StepResult) 
             if logprobs.sampled is not None and seq.row is not None:
                 searches.setdefault(seq.group, {})[seq] = logprobs.sampled.top
             continue
-        state.outcome.logprobs.append((seq, logprobs))
-        if logprobs.sampled is not None:
-            seq.cumulative_logprob += logprobs.sampled.chosen.logprob
+        _take_logprobs(state, seq, logprobs, first_positions.get(seq, 0))
     for group, candidates in searches.items():
         beam.collect(state, group, candidates)
+
+
+def _take_logprobs(state: SchedulerState, seq: Sequence, logprobs: RowLogprobs, first: int) -> None:
+    """Hand on a kept token's log-probabilities, and each prompt position's once, in order."""
+    group = seq.group
+    sampled = logprobs.sampled if len(seq.tokens) < seq.max_len else None
+    prompt = logprobs.prompt
+    if prompt:
+        told = group.num_prompt_logprobs_told
+        prompt = prompt[told - first :] if first <= told else ()
+        group.num_prompt_logprobs_told += len(prompt)
+    if sampled is not None:
+        seq.cumulative_logprob += sampled.chosen.logprob
+    if sampled is not None or prompt:
+        state.outcome.logprobs.append((seq, RowLogprobs(sampled, prompt)))
 
 
 def _register(state: SchedulerState, seq: Sequence) -> None:
@@ -111,7 +134,7 @@ def _register(state: SchedulerState, seq: Sequence) -> None:
 
 
 def _charge(state: SchedulerState, record: StepRecord) -> None:
-    for seq, count in record.chunks:
+    for seq, _, count in record.chunks:
         state.waiting.charge(seq.group, count, 0)
     for seq in record.sampled:
         state.waiting.charge(seq.group, 0, 1)

@@ -30,7 +30,7 @@ from scheduler_svc.core.cost import CostModel
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.state import CoreConfig, Outcome, SchedulerState
-from scheduler_svc.core.step import StepError, StepPlan, StepRecord, StepResult
+from scheduler_svc.core.step import StepError, StepErrorKind, StepPlan, StepRecord, StepResult
 from scheduler_svc.errors import DuplicateRequest, NeverFits, QueueFull
 
 _ACCOUNT_EVERY_STEPS = 8
@@ -70,7 +70,9 @@ class Scheduler:
         self._serial += 1
         group = SequenceGroup(request, self._serial)
         group.key = state.key(group)
-        self._check_fits(group)
+        misfit = self._misfit(group)
+        if misfit is not None:
+            raise NeverFits(misfit)
         if prefill.uses_cache(state, group):
             group.lineage = prefix_cache.lineage(request)
         if request.beam is not None:
@@ -79,6 +81,7 @@ class Scheduler:
         state.waiting.push(group)
         if request.deadline is not None:
             heapq.heappush(self._deadlines, (request.deadline, self._serial, group))
+            self._forget_deadlines_met()
         for seq in group.live:
             results.finish_if_complete(state, seq)
         return group
@@ -93,9 +96,12 @@ class Scheduler:
         return True
 
     def stop(self, request_id: str, sample_index: int) -> bool:
-        """End one choice because its text is complete; False if it is not live."""
+        """End one choice because its text is complete; False if it is not live.
+
+        No text is complete before the samples have forked, so until then none is stopped.
+        """
         group = self.state.groups.get(request_id)
-        for seq in group.live if group is not None else ():
+        for seq in group.live if group is not None and not group.unforked else ():
             if seq.sample_index == sample_index:
                 self.state.finish(seq, FinishReason.STOP)
                 return True
@@ -138,34 +144,49 @@ class Scheduler:
         record = state.in_flight.popleft()
         assert record.step_id == result.step_id, "results come in the order of plans"
         assert len(record.sampled) == len(result.tokens), "one token for every row that sampled"
-        results.take(state, record, result)
-        num_chunk_tokens = sum(count for _, count in record.chunks)
-        mostly_prefill = 2 * num_chunk_tokens >= record.num_tokens
+        num_prefilled = results.take(state, record, result)
+        mostly_prefill = 2 * num_prefilled >= record.num_tokens
         self.costs.observe(
-            result.timings, num_chunk_tokens if mostly_prefill else 0, record.num_moved_blocks
+            result.timings, num_prefilled if mostly_prefill else 0, record.num_moved_blocks
         )
 
     def fail(self, error: StepError) -> None:
         """Take in that the oldest step in flight failed as a whole.
 
-        The executor has forgotten its rows, so `restart` must follow. A request that was
-        in `_MAX_FAILURES` failed steps is given up.
+        The executor has forgotten its rows, so `restart` must follow. Every request of the
+        step is suspected. Suspects come back one at a time (admission.py), until they drew
+        a token. So if a step fails again, the suspect in it is to blame and is given up;
+        those that ran beside it are suspected in their turn. Lack of memory is nobody's
+        fault: only who saw it `_MAX_FAILURES` times, however few ran beside, is given up.
         """
-        record = self.state.in_flight[0]
-        groups = {s.group for s in record.sampled} | {s.group for s, _ in record.chunks}
-        self.state.in_flight.clear()
+        state = self.state
+        record = state.in_flight[0]
+        groups = {s.group for s in record.sampled} | {s.group for s, _, _ in record.chunks}
+        groups = {group for group in groups if group.live}
+        suspects = groups & state.suspects
+        state.in_flight.clear()
+        state.suspects |= groups
         for group in groups:
             group.num_failures += 1
-            if group.num_failures >= _MAX_FAILURES and group.live:
-                self.state.abandon(group, FinishReason.ERROR, error.message)
+        if error.kind is StepErrorKind.OUT_OF_MEMORY:
+            guilty = {group for group in suspects if group.num_failures >= _MAX_FAILURES}
+        else:
+            guilty = suspects
+        for group in guilty:
+            state.abandon(group, FinishReason.ERROR, error.message)
 
     def restart(self, config: CoreConfig) -> None:
         """Go on with an executor that has forgotten everything (a new claim).
 
         Every group that ran comes back by recompute, in its old place; samples of steps
-        that were in flight are lost and will be drawn again, the same ones.
+        that were in flight are lost and will be drawn again, the same ones. What does not
+        fit the new pool any more ends with an error, instead of waiting for ever.
         """
         state = self.state
+        if config.block_size != state.config.block_size:
+            for group in state.groups.values():
+                for seq in group.live:
+                    seq.block_hashes = []
         ran = [*state.running, *state.preempted]
         state.preempted = []
         for group in ran:
@@ -182,6 +203,10 @@ class Scheduler:
             group.num_preemptions += 1
             group.resume_after = 0
             state.enqueue_preempted(group)
+        for group in list(state.groups.values()):
+            misfit = self._misfit(group)
+            if misfit is not None:
+                state.abandon(group, FinishReason.ERROR, misfit)
 
     # -- phases --------------------------------------------------------------------
 
@@ -190,6 +215,7 @@ class Scheduler:
         state = self.state
         if state.decode_set_changed:
             state.refresh_decode_set([])
+        state.num_owed_blocks = 0
         due = [s for s in state.decoding if s.num_scheduled >= s.horizon]
         if due or state.ready or state.starved or state.preempted or len(state.waiting):
             self._make_room(due)
@@ -210,6 +236,7 @@ class Scheduler:
         if starved is not None and starved.group.status is GroupStatus.RUNNING:
             preemption.make_room(state, starved.group, room.num_blocks + 1, self.costs)
         admission.make_room_for_urgent(state, self.costs)
+        state.num_owed_blocks = room.num_owed_blocks
         state.ready = [s for s in room.stalled if s.group.status is GroupStatus.RUNNING]
         for seq in state.ready:
             state.leave_decode_set(seq)
@@ -232,7 +259,7 @@ class Scheduler:
         assert seq.row is not None
         state.plan.chunk_rows.append(seq.row)
         state.plan.chunk_counts.append(1)
-        state.chunks.append((seq, 1))
+        state.chunks.append((seq, seq.num_scheduled, 1))
         state.sampling.append(seq)
         seq.num_scheduled += 1
 
@@ -268,7 +295,9 @@ class Scheduler:
             rows = [s.row or 0 for s in sampled]
         moved = len(plan.swap_out_device_blocks) + len(plan.swap_in_host_blocks)
         state.in_flight.append(
-            StepRecord(plan.step_id, sampled, rows, state.chunks, plan.num_tokens, moved)
+            StepRecord(
+                plan.step_id, sampled, rows, state.chunks, plan.chunk_rows, plan.num_tokens, moved
+            )
         )
         state.chunks, state.sampling = [], []
         state.plan = StepPlan(step_id=plan.step_id + 1)
@@ -279,25 +308,33 @@ class Scheduler:
 
     # -- the rest ------------------------------------------------------------------
 
-    def _check_fits(self, group: SequenceGroup) -> None:
+    def _misfit(self, group: SequenceGroup) -> str | None:
+        """Say why the group could not run even alone; None if it could."""
         state = self.state
         needed, total = state.blocks.worst_case(group), state.config.num_blocks
         if needed > total:
-            raise NeverFits(
+            return (
                 f"prompt of {len(group.request.prompt_tokens)} tokens with max_tokens "
                 f"{group.request.max_tokens} needs {needed} KV blocks at its longest; "
                 f"the whole pool has {total} of {state.config.block_size} tokens"
             )
         if group.max_rows > state.config.max_num_seqs:
-            raise NeverFits(
+            return (
                 f"{group.max_rows} sequences at once; max_num_seqs is {state.config.max_num_seqs}"
             )
+        return None
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:
             group = heapq.heappop(self._deadlines)[2]
             if group.live:
                 self.state.abandon(group, FinishReason.CANCELLED, "deadline passed")
+
+    def _forget_deadlines_met(self) -> None:
+        """Drop finished groups before their deadline, once they outnumber the live ones."""
+        if len(self._deadlines) > 2 * len(self.state.groups) + 64:
+            self._deadlines = [entry for entry in self._deadlines if entry[2].live]
+            heapq.heapify(self._deadlines)
 
     def _account(self) -> None:
         """Add to the running mean of how well the allocated slots are used."""

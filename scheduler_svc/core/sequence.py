@@ -150,6 +150,7 @@ class SequenceGroup:
         "lineage",
         "num_failures",
         "num_preemptions",
+        "num_prompt_logprobs_told",
         "request",
         "resume_after",
         "rows_promised",
@@ -173,6 +174,9 @@ class SequenceGroup:
         self.lineage = serial
         self.num_failures = 0
         self.num_preemptions = 0
+        # Positions of the prompt whose log-probabilities are out. A position may be
+        # computed again, after a preemption or by another sample, and is told once.
+        self.num_prompt_logprobs_told = 0
         # Newest step in flight when its rows were given up: samples of those steps
         # still come in, so it cannot start again before.
         self.resume_after = 0

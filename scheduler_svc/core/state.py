@@ -128,6 +128,8 @@ class SchedulerState:
         self.key = fcfs_key if config.policy == "fcfs" else priority_key
         self.groups: dict[str, SequenceGroup] = {}
         self.preempted: list[SequenceGroup] = []
+        # Groups that were in a failed step and have not drawn a token since.
+        self.suspects: set[SequenceGroup] = set()
         self.counters = Counters()
         self.outcome = Outcome()
         self.start_over(config)
@@ -143,13 +145,15 @@ class SchedulerState:
         self.decode_rows: list[int] = []
         self.decode_set_changed = False
         self.starved: Sequence | None = None
+        # Blocks that stalled groups wait for: nobody behind them in line may take them.
+        self.num_owed_blocks = 0
         self.in_flight: deque[StepRecord] = deque()
         self.free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self.num_promised_rows = 0
         # The plan under construction, the chunks in it and who samples beside the
         # decode set. What is decided between steps goes into it at once.
         self.plan = StepPlan(step_id=1)
-        self.chunks: list[tuple[Sequence, int]] = []
+        self.chunks: list[tuple[Sequence, int, int]] = []
         self.sampling: list[Sequence] = []
 
     @property
@@ -276,6 +280,7 @@ class SchedulerState:
         if self.starved is not None and self.starved.group is group:
             self.starved = None
         self.promise_rows(group, 0)
+        self.suspects.discard(group)
         del self.groups[group.request.request_id]
         self.counters.num_finished += 1
 

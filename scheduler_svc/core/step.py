@@ -125,12 +125,14 @@ class StepRecord:
     """What the scheduler must remember of a step in flight.
 
     `sampled` are the sequences that draw a token, by ascending row as of this step,
-    and `rows` those rows. The lists are never changed after the plan is sealed.
+    and `rows` those rows. `chunks` are (sequence, first position, count) and `chunk_rows`
+    their rows. The lists are never changed after the plan is sealed.
     """
 
     step_id: int
     sampled: list[Sequence]
     rows: list[int]
-    chunks: list[tuple[Sequence, int]]
+    chunks: list[tuple[Sequence, int, int]]
+    chunk_rows: list[int]
     num_tokens: int
     num_moved_blocks: int = 0

@@ -11,7 +11,7 @@ counters of the work that each tenant has had.
 
 Source of the fair policy: Sheng et al., "Fairness in Serving Large Language Models",
 OSDI 2024: a tenant that was idle is lifted to the least counter of the active ones, so
-that it cannot save up service.
+that it cannot save up service. If none is, the level is that of who waited last.
 """
 
 from __future__ import annotations
@@ -109,6 +109,7 @@ class FairQueue:
         """Start empty."""
         self._queues: dict[str, OrderedQueue] = {}
         self._counters: dict[str, float] = {}
+        self._last_tenant = ""
         self._size = 0
 
     def __len__(self) -> int:
@@ -120,7 +121,7 @@ class FairQueue:
         queue = self._queues.get(tenant)
         if queue is None or not len(queue):
             active = [self._counters[t] for t, q in self._queues.items() if len(q)]
-            floor = min(active, default=0.0)
+            floor = min(active, default=self._counters.get(self._last_tenant, 0.0))
             self._counters[tenant] = max(self._counters.get(tenant, 0.0), floor)
             queue = self._queues.setdefault(tenant, OrderedQueue())
         queue.push(group)
@@ -160,6 +161,7 @@ class FairQueue:
         """Keep counters of idle tenants only up to a bound, the least served first out."""
         if not len(self._queues[tenant]):
             del self._queues[tenant]
+            self._last_tenant = tenant
         while len(self._counters) > max(1024, 2 * len(self._queues)):
-            idle = (t for t in self._counters if t not in self._queues)
+            idle = (t for t in self._counters if t not in self._queues and t != tenant)
             del self._counters[min(idle, key=self._counters.__getitem__)]
