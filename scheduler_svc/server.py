@@ -40,7 +40,9 @@ class SchedulerServer:
         """
         self.config = config
         model = load_model(config.model, config.model_store)
-        codec = TextCodec.load(model, num_threads=config.tokenizer_threads)
+        codec = TextCodec.load(
+            model, num_threads=config.tokenizer_threads, max_pending=config.max_queue
+        )
         self.engine = Engine(config, model.fingerprint)
         self._inference = inference.InferenceServicer(
             self.engine, model, codec, max_model_len=config.max_model_len
@@ -59,6 +61,8 @@ class SchedulerServer:
             options=(
                 ("grpc.max_receive_message_length", self.config.max_request_bytes),
                 ("grpc.so_reuseport", 0),
+                # Clients may ping this often while nothing is sent.
+                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
             )
         )
         inference.add_to_server(self._inference, server)

@@ -12,11 +12,12 @@ from tests.e2e.conftest import Serve
 from tests.e2e.judge import Judge
 from tests.e2e.prompts import prompts
 
+# In full (OCTAVO_FULL=1), transformers' generate runs for all prompts; in short, for a
+# few, and the rest is judged by one forward pass each, which is the same by induction.
+FULL = bool(os.environ.get("OCTAVO_FULL"))
 NUM_PROMPTS = 32
-NUM_TOKENS = 64
-# In full, transformers' generate runs for all prompts; in short, for a few, and the rest
-# is judged by one forward pass each, which is the same by induction.
-NUM_GENERATED = NUM_PROMPTS if os.environ.get("OCTAVO_FULL") else 3
+NUM_TOKENS = 64 if FULL else 16
+NUM_GENERATED = NUM_PROMPTS if FULL else 2
 
 
 async def serve_all(client: AsyncClient, judge: Judge, **params: object) -> list[list[int]]:
@@ -62,7 +63,9 @@ async def test_greedy_equals_transformers_under_preemption(
     serve: Serve, judge: Judge, preemption: str
 ) -> None:
     """A pool too small for all of them preempts, either way, and changes no token."""
-    small = {"block_size": 16, "num_blocks": 48, "num_host_blocks": 64}
+    longest = max(len(judge.encode(text)) for text in prompts(NUM_PROMPTS)) + NUM_TOKENS
+    num_blocks = 2 * -(-longest // 8) + 4  # two of the longest, for 32 sequences
+    small = {"block_size": 8, "num_blocks": num_blocks, "num_host_blocks": 64}
     flags = ("--preemption", preemption)
     async with serve(dtype="float32", scheduler_args=flags, **small) as (client, _):
         outputs = await serve_all(client, judge)

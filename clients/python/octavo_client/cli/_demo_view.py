@@ -101,6 +101,19 @@ def demo_view(state: DemoState, console: Console) -> Iterator[DemoView]:
         yield view
 
 
+def screen_svg(state: DemoState, *, width: int = 116, height: int = 40) -> str:
+    """Return the live screen as an SVG picture; sizes in characters."""
+    import io
+
+    from rich.console import Console
+
+    console = Console(
+        record=True, width=width, height=height, file=io.StringIO(), force_terminal=True
+    )
+    console.print(_LiveView(state, console))
+    return console.export_svg(title="make demo")
+
+
 class _PlainView:
     def __init__(self, console: Console) -> None:
         self._console = console

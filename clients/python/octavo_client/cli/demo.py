@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from octavo_client._process import LocalError
-from octavo_client.cli._demo_view import DemoState, DemoStream, DemoView, demo_view, print_table
+from octavo_client.cli._demo_view import (
+    DemoState,
+    DemoStream,
+    DemoView,
+    demo_view,
+    print_table,
+    screen_svg,
+)
 from octavo_client.cli._options import stack_options
 from octavo_client.cli._stack import local_options, running_stack, show_log_tail, stderr_console
 
@@ -47,17 +55,19 @@ _PROMPTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 @click.command()
 @click.option("--max-tokens", type=click.IntRange(min=1), default=128, show_default=True,
               metavar="TOKENS", help="Most tokens per stream.")  # fmt: skip
+@click.option("--picture", type=click.Path(dir_okay=False, path_type=Path), metavar="FILE.svg",
+              help="Also save the screen, as it is half-way, as an SVG picture.")  # fmt: skip
 @stack_options
-def demo(max_tokens: int, **flags: Any) -> int:
+def demo(max_tokens: int, picture: Path | None, **flags: Any) -> int:
     """Serve on free ports, stream eight prompts at once, check the pool, stop.
 
     Exit code 0 means that every stream finished and every KV block came back.
     """
     options = local_options(listen="127.0.0.1:0", **flags)
-    return asyncio.run(_demo(options, max_tokens))
+    return asyncio.run(_demo(options, max_tokens, picture))
 
 
-async def _demo(options: LocalOptions, max_tokens: int) -> int:
+async def _demo(options: LocalOptions, max_tokens: int, picture: Path | None) -> int:
     from rich.console import Console
 
     from octavo_client import AsyncClient
@@ -67,7 +77,8 @@ async def _demo(options: LocalOptions, max_tokens: int) -> int:
         async with running_stack(options, errors) as stack:
             message = f"ready at {stack.target} after {stack.ready_seconds:.1f} s"
             errors.print(message, style="dim", highlight=False)
-            work = asyncio.ensure_future(_run(AsyncClient(stack.target), max_tokens, console))
+            run = _run(AsyncClient(stack.target), max_tokens, console, picture)
+            work = asyncio.ensure_future(run)
             death = asyncio.ensure_future(stack.wait())
             try:
                 await asyncio.wait({work, death}, return_when=asyncio.FIRST_COMPLETED)
@@ -91,13 +102,14 @@ async def _cancel(*tasks: asyncio.Future[Any]) -> None:
     await asyncio.gather(*tasks, return_exceptions=True)
 
 
-async def _run(client: AsyncClient, max_tokens: int, console: Console) -> str:
+async def _run(client: AsyncClient, max_tokens: int, console: Console, picture: Path | None) -> str:
     """Stream all prompts and show them; return what is wrong, or ""."""
     async with client:
         model = await client.model()
         state = DemoState([DemoStream(title) for title, _, _ in _PROMPTS])
         before = _counters(await client.snapshot())
         watching = asyncio.create_task(_watch(client, state))
+        drawing = asyncio.create_task(_draw_half_way(state, max_tokens, picture))
         begin = time.monotonic()
         try:
             with demo_view(state, console) as view:
@@ -111,7 +123,7 @@ async def _run(client: AsyncClient, max_tokens: int, console: Console) -> str:
                         group.create_task(_stream(client, stream, arguments, view))
                 state.seconds = time.monotonic() - begin
         finally:
-            await _cancel(watching)
+            await _cancel(watching, drawing)
         settled, problem = await _settle(client)
         after = _counters(settled)
         allocated = after[1] - before[1]
@@ -158,6 +170,23 @@ async def _watch(client: AsyncClient, state: DemoState) -> None:
             state.pools = [executor.pool for executor in snapshot.executors]
             in_use = sum(pool.num_referenced for pool in state.pools)
             state.peak_blocks = max(state.peak_blocks, in_use)
+
+
+async def _draw_half_way(state: DemoState, max_tokens: int, picture: Path | None) -> None:
+    """Save the screen once most streams are half done."""
+    while picture is not None:
+        halves = sum(stream.num_tokens * 2 >= max_tokens for stream in state.streams)
+        if 2 * halves > len(state.streams):
+            _save(picture, screen_svg(state))
+            return
+        await asyncio.sleep(0.05)
+
+
+def _save(path: Path, text: str) -> None:
+    try:
+        path.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise click.ClickException(f"cannot write {path}: {error.strerror}") from error
 
 
 def _counters(snapshot: Snapshot) -> tuple[int, int]:
