@@ -107,11 +107,10 @@ def draw(
         floor = torch.from_numpy(min_p.astype(np.float32)).to(device)[:, None]
         weights.masked_fill_(weights < floor, 0)
     cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    total = cumulative[:, -1:].contiguous()
-    target = torch.from_numpy(uniform).to(device)[:, None] * total
+    target = torch.from_numpy(uniform).to(device)[:, None] * cumulative[:, -1:]
+    # A uniform below 1 times the total stays below the total, in float64 too: whatever
+    # token is found has a weight above 0.
     token = torch.searchsorted(cumulative, target, right=True)
-    # Rounding may put the target on the total itself: the last token that can be drawn.
-    token = torch.minimum(token, torch.searchsorted(cumulative, total))
     result: npt.NDArray[np.int64] = token[:, 0].cpu().numpy()
     return result
 

@@ -134,23 +134,26 @@ CONFIGS: dict[str, PreTrainedConfig] = {
 
 
 @pytest.mark.parametrize("kind", CONFIGS)
-def test_other_architectures_equal_generate(
-    make_model: Callable[[PreTrainedConfig], Path],
-    load: Load,
-    generate: Generate,
-    steps: Any,
-    kind: str,
+def test_other_architectures_have_the_same_logprobs(
+    make_model: Callable[[PreTrainedConfig], Path], load: Load, steps: Any, kind: str
 ) -> None:
     """What a model asks of its attention is honoured, in chunks and in decode."""
     folder = make_model(CONFIGS[kind])
     executor = load(folder, block_size=8)
     run, prompt = steps(executor), PROMPTS[1]
     (blocks,) = tables(executor, [len(prompt) + COUNT])
-    run(starts=[RowStart(0, prompt, len(prompt), blocks)], chunk_rows=[0], chunk_counts=[20])
-    first = run(chunk_rows=[0], chunk_counts=[len(prompt) - 20])
-    outputs = {0: list(first.tokens)}
-    decode(run, [0], COUNT - 1, outputs)
-    assert outputs[0] == generate(folder, prompt, COUNT)
+    start = RowStart(0, prompt, len(prompt), blocks, num_logprobs=5)
+    run(starts=[start], chunk_rows=[0], chunk_counts=[20])
+    outcomes = [run(chunk_rows=[0], chunk_counts=[len(prompt) - 20])]
+    outcomes += [run(decode_enter_rows=[0])]
+    outcomes += [run() for _ in range(COUNT - 2)]
+    tokens = [token for outcome in outcomes for token in outcome.tokens]
+    exact = exact_logprobs(folder, prompt + tokens)[len(prompt) - 1 :]
+    for outcome, line in zip(outcomes, exact[:COUNT], strict=True):
+        sampled = outcome.logprobs[0].sampled
+        assert sampled is not None
+        assert list(sampled.top_logprobs) == pytest.approx(line.topk(5).values.tolist(), abs=1e-3)
+        assert sampled.chosen_token == line.argmax()
 
 
 def prefill(run: Any, row: int, tokens: list[int], blocks: list[int], **fields: Any) -> Outcome:
@@ -319,7 +322,9 @@ def test_samples_of_one_request_differ(tiny_llama: Path, load: Load, steps: Any)
 
 
 def exact_logprobs(folder: Path, tokens: list[int]) -> torch.Tensor:
-    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.float64, attn_implementation="eager"
+    )
     with torch.no_grad():
         return torch.log_softmax(model(torch.tensor([tokens])).logits[0], -1)
 

@@ -49,6 +49,15 @@ def test_children_are_all_read_before_one_is_written(rows: RowTable) -> None:
     assert [table(rows, row) for row in (0, 1, 2)] == [[6, 9], [4], [4]]
 
 
+def test_copies_take_the_restrictions_too(rows: RowTable) -> None:
+    """A copy is bound by its parent's bias, and one of a free parent by nothing."""
+    bound = Sampling(logit_bias={3: 5.0}, allowed_token_ids=[8])
+    rows.apply(Plan(starts=[start(0, sampling=bound), start(1), start(2, sampling=bound)]))
+    rows.copy_rows([0, 1], [5, 2])
+    assert rows.restrictions[5].allowed_tokens.tolist() == [8]
+    assert sorted(rows.restrictions) == [0, 5]
+
+
 def test_decode_membership_belongs_to_the_row_number(rows: RowTable) -> None:
     """A child that takes the number of a decoding row decodes; one with a new number not."""
     rows.apply(Plan(starts=[start(0), start(1)], decode_enter_rows=[1]))

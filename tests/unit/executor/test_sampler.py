@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
 
 from executor_svc import sampler
+from executor_svc.batch import build_batch
+from executor_svc.draws import uniforms
+from executor_svc.plan import Plan, RowStart, Sampling
+from executor_svc.rows import Limits, RowTable
 from executor_svc.sampler import draw
 
 VOCAB = 3000
@@ -132,3 +138,27 @@ def test_frequencies_follow_the_probabilities() -> None:
     shares = np.bincount(drawn, minlength=4) / count
     deviation = np.sqrt(probabilities * (1 - probabilities) / count)
     assert (abs(shares - probabilities) < 5 * deviation).all()
+
+
+def test_rows_draw_by_seed_sample_index_and_position(limits: Limits) -> None:
+    """Each row's own seed, index and place in its sequence key its draw; greedy rows none."""
+    rows = RowTable(limits)
+    drawn = Sampling(temperature=0.8, top_k=60, seed=2**64 - 5)
+    plan = Plan(
+        starts=[
+            RowStart(1, [4, 5, 6], 2, [0], sampling=drawn, sample_index=3),
+            RowStart(2, [4, 5], 2, [1]),
+            RowStart(6, [4], 1, [2], sampling=replace(drawn, seed=17)),
+        ],
+        chunk_rows=[6, 1, 2],
+        chunk_counts=[1, 3, 2],
+    )
+    rows.apply(plan)
+    batch = build_batch(rows, plan)
+    logits = torch.randn(3, 97, generator=torch.Generator().manual_seed(11))
+    samples = sampler.sample(logits, batch, rows)
+    # Logits come in the order of the chunks: 6, 1, 2.
+    keys = uniforms(np.array([2**64 - 5, 17], np.uint64), np.array([3, 0]), np.array([3, 1]))
+    of_1 = plain_draw(logits[1].numpy(), 0.8, 60, 1.0, 0.0, keys[0])
+    of_6 = plain_draw(logits[0].numpy(), 0.8, 60, 1.0, 0.0, keys[1])
+    assert samples.tokens.tolist() == [of_1, int(logits[2].argmax()), of_6]
