@@ -40,6 +40,12 @@ test: setup ## Run the tests that need no GPU, in their short forms
 test-all: setup ## Run the tests that need no GPU, in their long forms too
 	@$(PY) -m pytest -m 'not gpu' $(ARGS)
 
+.PHONY: scheduler-alone
+scheduler-alone: setup ## Install and start the scheduler where torch is not
+	@folder=$$(mktemp -d) && trap 'rm -rf "$$folder"' EXIT && \
+		$(PY) scripts/scheduler_venv.py "$$folder/venv" >/dev/null && \
+		echo "the scheduler installs, starts and ends without torch"
+
 .PHONY: gpu-check
 gpu-check: setup ## Run the tests that need a GPU
 	@$(PY) -m pytest -m gpu $(ARGS)

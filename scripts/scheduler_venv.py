@@ -1,13 +1,14 @@
-"""Make an environment with octavo[scheduler] alone and show that torch is not in it.
+"""Make an environment with octavo[scheduler] alone, and start the scheduler in it.
 
 Usage: python -P scripts/scheduler_venv.py FOLDER
 
-Prints the environment's Python. Used by hand, by the tests and by the image of the
-scheduler: the service must install, import and start where torch was never installed.
+The service must install, import, start and end where torch was never installed. Prints
+the environment's Python. `make scheduler-alone` runs it in a temporary folder.
 """
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 import venv
@@ -39,5 +40,26 @@ def make(folder: Path) -> Path:
     return python
 
 
+def start(python: Path) -> None:
+    """Start the scheduler there, wait until it listens, and drain it.
+
+    Raises:  RuntimeError: if it does not start, or does not end with status 0.
+    """
+    command = [str(python), "-P", "-m", "scheduler_svc", "--listen", "127.0.0.1:0"]
+    service = subprocess.Popen(
+        [*command, "--log-format", "json"], stderr=subprocess.PIPE, text=True, cwd="/"
+    )
+    assert service.stderr is not None
+    seen: list[str] = []
+    for line in service.stderr:
+        seen.append(line)
+        if "scheduler_started" in line:
+            service.send_signal(signal.SIGTERM)
+    if service.wait(timeout=60) != 0 or not any("scheduler_started" in line for line in seen):
+        raise RuntimeError("the scheduler did not start and end: " + "".join(seen[-5:]))
+
+
 if __name__ == "__main__":
-    sys.stdout.write(f"{make(Path(sys.argv[1]))}\n")
+    made = make(Path(sys.argv[1]))
+    start(made)
+    sys.stdout.write(f"{made}\n")
