@@ -38,6 +38,7 @@ class Totals:
     transitions: int = 0
     checked_reads: int = 0
     counters: dict[str, int] = field(default_factory=dict)
+    notes: list[str] = field(default_factory=list)
 
 
 TOTALS = Totals()
