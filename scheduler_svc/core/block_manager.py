@@ -18,6 +18,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from itertools import islice
 
 from scheduler_svc.core import prefix_cache
 from scheduler_svc.core.block_pool import BlockId, BlockPool
@@ -114,14 +115,17 @@ class BlockManager:
             growth.appended.append(block)
         return growth
 
-    def horizon(self, seq: Sequence) -> int:
-        """First num_scheduled at which a decode of `seq` needs more than a plain step."""
-        position = seq.num_scheduled
-        logical = position // self.block_size
+    def grow_by_block(self, seq: Sequence) -> BlockId | None:
+        """Append the block that the next token begins; None if it does not begin one.
+
+        It is the part of `grow` that a steady step needs.
+        """
         table = seq.block_table
-        if logical < len(table) and self.pool.ref_counts[table[logical]] > 1:
-            return position
-        return min(len(table) * self.block_size, seq.limit)
+        if seq.num_scheduled < len(table) * self.block_size:
+            return None
+        block = self.pool.allocate()
+        table.append(block)
+        return block
 
     # -- sharing -------------------------------------------------------------------
 
@@ -145,7 +149,7 @@ class BlockManager:
         """
         limit = (len(seq.tokens) - 1) // self.block_size
         hits: list[BlockId] = []
-        for block_hash in prefix_cache.extend_hashes(seq, limit, self.block_size):
+        for block_hash in islice(prefix_cache.extend_hashes(seq, limit, self.block_size), limit):
             block = self.pool.lookup(block_hash)
             if block is None:
                 break
@@ -159,10 +163,12 @@ class BlockManager:
     def register_settled(self, seq: Sequence) -> None:
         """Name the full blocks whose K/V are computed and acknowledged."""
         full = seq.num_computed // self.block_size
-        prefix_cache.extend_hashes(seq, full, self.block_size)
+        if full <= seq.num_registered:
+            return
+        hashes = prefix_cache.extend_hashes(seq, full, self.block_size)
         for logical in range(seq.num_registered, full):
-            self.pool.register(seq.block_table[logical], seq.block_hashes[logical])
-        seq.num_registered = max(seq.num_registered, full)
+            self.pool.register(seq.block_table[logical], hashes[logical])
+        seq.num_registered = full
 
     # -- giving back ---------------------------------------------------------------
 

@@ -58,6 +58,9 @@ def _check_places(state: SchedulerState, sequences: list[Sequence]) -> None:
     }
     rows = [s.row for s in decoding]
     assert rows == sorted(r for r in rows if r is not None), "the decode set is not by row"
+    for seq in decoding:
+        step = state.num_decode_steps + seq.horizon - seq.num_scheduled
+        assert seq in state.due.get(step, ()), f"{seq} would run over its horizon"
     for seq in [*state.prefilling, *state.ready, *decoding]:
         assert seq.group in running and not seq.is_finished, f"{seq} is listed but not running"
     places = [*state.prefilling, *state.ready, *decoding]

@@ -43,6 +43,9 @@ def make_room_to_grow(
         candidates: sequences whose next decode needs a block, a copy, or a place in
             the decode set.
     """
+    candidates = list(candidates)
+    if len(candidates) <= state.blocks.pool.num_available:
+        return Room(granted=candidates, num_blocks=len(candidates))  # a block each, at most
     by_group: dict[SequenceGroup, list[Sequence]] = {}
     for seq in candidates:
         by_group.setdefault(seq.group, []).append(seq)

@@ -143,5 +143,4 @@ def await_decode(state: SchedulerState, seq: Sequence) -> None:
     seq.is_prefilled = True
     waits_for_search = seq.group.beam is not None and seq.num_pending > 0
     if not waits_for_search and seq.num_scheduled < seq.limit:
-        seq.horizon = seq.num_scheduled
         state.ready.append(seq)

@@ -10,8 +10,8 @@ that tenant "a" with salt "bc" is another prefix than tenant "ab" with salt "c".
 
 from __future__ import annotations
 
-import hashlib
 from array import array
+from hashlib import sha256
 
 from scheduler_svc.core.request import Request
 from scheduler_svc.core.sequence import Sequence
@@ -19,7 +19,7 @@ from scheduler_svc.core.sequence import Sequence
 
 def root_hash(request: Request) -> bytes:
     """Hash of everything besides tokens that must agree for K/V to be shared."""
-    digest = hashlib.sha256(b"octavo-prefix-1")
+    digest = sha256(b"octavo-prefix-1")
     for kind, value in (("tenant", request.tenant), ("salt", request.cache_salt)):
         data = value.encode()
         digest.update(f"{kind}:{len(data)}:".encode())
@@ -28,13 +28,16 @@ def root_hash(request: Request) -> bytes:
 
 
 def extend_hashes(seq: Sequence, num_blocks: int, block_size: int) -> list[bytes]:
-    """Hash the sequence's first `num_blocks` blocks, keeping those already hashed."""
+    """Hash the sequence's first `num_blocks` blocks, keeping those already hashed.
+
+    Returns: the sequence's own list, with at least that many entries.
+    """
     hashes = seq.block_hashes
-    for logical in range(len(hashes), num_blocks):
+    for first in range(len(hashes) * block_size, num_blocks * block_size, block_size):
         parent = hashes[-1] if hashes else root_hash(seq.group.request)
-        tokens = array("I", seq.tokens[logical * block_size : (logical + 1) * block_size])
-        hashes.append(hashlib.sha256(parent + tokens.tobytes()).digest())
-    return hashes[:num_blocks]
+        tokens = array("I", seq.tokens[first : first + block_size])
+        hashes.append(sha256(parent + tokens.tobytes()).digest())
+    return hashes
 
 
 def lineage(request: Request) -> int:

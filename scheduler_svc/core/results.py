@@ -26,7 +26,7 @@ def take(state: SchedulerState, record: StepRecord, result: StepResult) -> int:
             num_prefilled += count  # otherwise it is a beam's one new token
         if seq.row is not None:
             seq.num_computed += count
-            _register(state, seq)
+            _name_blocks(state, seq)
     state.counters.num_prompt_tokens += num_prefilled
     if result.row_errors or result.logprobs:
         _take_extras(state, record, result)
@@ -49,23 +49,29 @@ def finish_if_complete(state: SchedulerState, seq: Sequence) -> None:
 
 
 def _take_tokens(state: SchedulerState, record: StepRecord, tokens: list[int]) -> None:
-    kept, kept_tokens = state.outcome.sampled, state.outcome.tokens
-    num_before = len(kept)
+    dropped: set[Sequence] = set()
     for seq, token in zip(record.sampled, tokens, strict=True):
         if seq.accepts:
             seq.tokens.append(token)
-            seq.num_computed = len(seq.tokens) - 1
-            if seq.num_computed >= seq.register_at:
+            if token in seq.stops:
                 _register(state, seq)
+                state.finish(seq, FinishReason.STOP)
         elif not _take_late_token(state, seq, token):
-            continue
-        kept.append(seq)
-        kept_tokens.append(token)
-        if token in seq.stops:
-            state.finish(seq, FinishReason.STOP)
-        elif len(seq.tokens) >= seq.max_len:
-            state.finish(seq, FinishReason.LENGTH)
-    state.counters.num_generated_tokens += len(kept) - num_before
+            dropped.add(seq)
+    for seq in record.at_border:
+        if seq.accepts:
+            _register(state, seq)
+            if len(seq.tokens) >= seq.max_len:
+                state.finish(seq, FinishReason.LENGTH)
+    outcome = state.outcome
+    if dropped:
+        kept = [(s, t) for s, t in zip(record.sampled, tokens, strict=True) if s not in dropped]
+        outcome.sampled += [seq for seq, _ in kept]
+        outcome.tokens += [token for _, token in kept]
+    else:
+        outcome.sampled += record.sampled
+        outcome.tokens += tokens
+    state.counters.num_generated_tokens += len(tokens) - len(dropped)
 
 
 def _take_late_token(state: SchedulerState, seq: Sequence, token: int) -> bool:
@@ -79,6 +85,10 @@ def _take_late_token(state: SchedulerState, seq: Sequence, token: int) -> bool:
         state.finish(seq, FinishReason.LENGTH)  # max_tokens is 0: only the prompt counts
         return False
     seq.tokens.append(token)
+    if token in seq.stops:
+        state.finish(seq, FinishReason.STOP)
+    elif len(seq.tokens) >= seq.max_len:
+        state.finish(seq, FinishReason.LENGTH)
     return True
 
 
@@ -122,15 +132,16 @@ def _take_logprobs(state: SchedulerState, seq: Sequence, logprobs: RowLogprobs, 
 
 
 def _register(state: SchedulerState, seq: Sequence) -> None:
+    """Count what a decoding sequence has computed, and name its full blocks."""
+    seq.num_computed = len(seq.tokens) - 1
+    _name_blocks(state, seq)
+
+
+def _name_blocks(state: SchedulerState, seq: Sequence) -> None:
     """Name the blocks that are full and settled, if the cache is in use."""
-    if not seq.block_table:
-        return  # swapped out meanwhile: named when it is back
-    block_size = state.blocks.block_size
-    if prefill.uses_cache(state, seq.group):
+    # Without a table it is swapped out: the blocks are named when it is back.
+    if seq.block_table and prefill.uses_cache(state, seq.group):
         state.blocks.register_settled(seq)
-        seq.register_at = (seq.num_computed // block_size + 1) * block_size
-    else:
-        seq.register_at = seq.max_len + 1
 
 
 def _charge(state: SchedulerState, record: StepRecord) -> None:

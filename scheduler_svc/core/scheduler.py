@@ -216,11 +216,12 @@ class Scheduler:
         if state.decode_set_changed:
             state.refresh_decode_set([])
         state.num_owed_blocks = 0
-        due = [s for s in state.decoding if s.num_scheduled >= s.horizon]
+        due = state.take_due()
         if due or state.ready or state.starved or state.preempted or len(state.waiting):
             self._make_room(due)
         for seq in state.decoding:
             seq.num_scheduled += 1
+        state.num_decode_steps += 1
 
     def _make_room(self, due: list[Sequence]) -> None:
         """Preempt as needed, and only then let sequences grow: no victim is in the plan."""
@@ -249,7 +250,9 @@ class Scheduler:
             self._grow_by_one(seq)
             if seq.group.beam is not None:
                 self._compute_beam(seq)
-            elif not seq.in_decode_set:
+                continue
+            state.set_horizon(seq)
+            if not seq.in_decode_set:
                 entering.append(seq)
         state.refresh_decode_set(entering)
 
@@ -265,18 +268,19 @@ class Scheduler:
 
     def _grow_by_one(self, seq: Sequence) -> None:
         state, plan = self.state, self.state.plan
-        growth = state.blocks.grow(seq, 1, plan.step_id)
         assert seq.row is not None
+        block = state.blocks.grow_by_block(seq)
+        if block is not None:
+            plan.append_rows.append(seq.row)
+            plan.append_blocks.append(block)
+            return
+        growth = state.blocks.grow(seq, 1, plan.step_id)
         if growth.copied is not None:
             logical, source, copy = growth.copied
             plan.replacements.append((seq.row, logical, copy))
             plan.copy_sources.append(source)
             plan.copy_destinations.append(copy)
             state.counters.num_copied_blocks += 1
-        for block in growth.appended:
-            plan.append_rows.append(seq.row)
-            plan.append_blocks.append(block)
-        seq.horizon = state.blocks.horizon(seq)
 
     def _seal(self) -> StepPlan | None:
         """Freeze the plan and remember what its result will mean."""
@@ -294,9 +298,19 @@ class Scheduler:
             sampled = sorted([*sampled, *state.sampling], key=lambda s: s.row or 0)
             rows = [s.row or 0 for s in sampled]
         moved = len(plan.swap_out_device_blocks) + len(plan.swap_in_host_blocks)
+        # Who needs more than a plain step next time fills a block, or is at its length.
+        next_due = state.due.get(state.num_decode_steps, ())
+        at_border = [*(s for s in next_due if s.in_decode_set), *state.sampling]
         state.in_flight.append(
             StepRecord(
-                plan.step_id, sampled, rows, state.chunks, plan.chunk_rows, plan.num_tokens, moved
+                plan.step_id,
+                sampled,
+                rows,
+                at_border,
+                state.chunks,
+                plan.chunk_rows,
+                plan.num_tokens,
+                moved,
             )
         )
         state.chunks, state.sampling = [], []

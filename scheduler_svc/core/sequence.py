@@ -4,7 +4,8 @@ Token counts of a sequence, always `num_scheduled <= known tokens + samples in f
 
     tokens         prompt and output that are known
     num_scheduled  tokens whose K/V some planned step computes, or has computed
-    num_computed   the same, but the step's result is in
+    num_computed   the same, but the step's result is in; while a sequence decodes this
+                   is brought up to date at every block's end only
 
 While a sample is in flight the next token is not known yet: a decode may be planned
 for it all the same ("the token you sampled last"), which is why num_scheduled can
@@ -58,7 +59,6 @@ class Sequence:
         "num_prompt_tokens",
         "num_registered",
         "num_scheduled",
-        "register_at",
         "row",
         "sample_index",
         "share_from",
@@ -93,8 +93,6 @@ class Sequence:
         self.host_table: list[BlockId] = []
         self.block_hashes: list[bytes] = []
         self.num_registered = 0
-        # num_computed at which there may be blocks to register.
-        self.register_at = 0
         self.share_from: Sequence | None = None
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
@@ -124,7 +122,6 @@ class Sequence:
         self.in_decode_set = False
         self.accepts = False
         self.num_registered = 0
-        self.register_at = 0
         self.share_from = None
 
     def __repr__(self) -> str:

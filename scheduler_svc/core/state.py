@@ -8,6 +8,7 @@ Who is where:
     prefilling  sequences of running groups with known tokens still to compute
     ready       sequences of running groups that want into the decode set
     decoding    the decode set: sequences by ascending row, one token each a step
+    due         members of the decode set that a coming step finds at their horizon
 
 `decoding` and `decode_rows` are replaced, never changed: the records of steps in
 flight refer to them.
@@ -144,6 +145,10 @@ class SchedulerState:
         self.decoding: list[Sequence] = []
         self.decode_rows: list[int] = []
         self.decode_set_changed = False
+        # All of the decode set move on by a token a step, so it is known ahead at which
+        # step each is at its horizon. Entries of those that left since are skipped.
+        self.num_decode_steps = 0
+        self.due: dict[int, list[Sequence]] = {}
         self.starved: Sequence | None = None
         # Blocks that stalled groups wait for: nobody behind them in line may take them.
         self.num_owed_blocks = 0
@@ -203,6 +208,21 @@ class SchedulerState:
             self.decoding = members
             self.decode_rows = [_row(s) for s in members]
             self.decode_set_changed = False
+
+    def set_horizon(self, seq: Sequence) -> None:
+        """Note when a sequence that decodes from now on will need more than a plain step."""
+        seq.horizon = min(len(seq.block_table) * self.blocks.block_size, seq.limit)
+        step = self.num_decode_steps + seq.horizon - seq.num_scheduled
+        self.due.setdefault(step, []).append(seq)
+
+    def take_due(self) -> list[Sequence]:
+        """Return the members of the decode set that are at their horizon."""
+        at_horizon = self.due.pop(self.num_decode_steps, ())
+        return [
+            seq
+            for seq in dict.fromkeys(at_horizon)
+            if seq.in_decode_set and seq.num_scheduled >= seq.horizon
+        ]
 
     # -- rows ----------------------------------------------------------------------
 

@@ -124,14 +124,17 @@ class StepResult:
 class StepRecord:
     """What the scheduler must remember of a step in flight.
 
-    `sampled` are the sequences that draw a token, by ascending row as of this step,
-    and `rows` those rows. `chunks` are (sequence, first position, count) and `chunk_rows`
-    their rows. The lists are never changed after the plan is sealed.
+    `sampled` are the sequences that draw a token, by ascending row as of this step, and
+    `rows` those rows. `at_border` are those of them whose token fills a block, is the
+    last by length, or is the first since they started. `chunks` are (sequence, first
+    position, count) and `chunk_rows` their rows. The lists are never changed after the
+    plan is sealed.
     """
 
     step_id: int
     sampled: list[Sequence]
     rows: list[int]
+    at_border: list[Sequence]
     chunks: list[tuple[Sequence, int, int]]
     chunk_rows: list[int]
     num_tokens: int

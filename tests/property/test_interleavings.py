@@ -46,7 +46,8 @@ _WORLDS = {
 def test_every_interleaving_ends_well(world: str) -> None:
     """In whatever order requests come, steps are planned and acknowledged, and requests
     are cancelled, the invariants hold; and from every state all that is left finishes
-    with the tokens of the oracle."""
+    with the tokens of the oracle.
+    """
     requests, preemption, policy = _WORLDS[world]
     config = CoreConfig(
         num_blocks=4,

@@ -16,7 +16,8 @@ _PARTS = 10
 @pytest.mark.parametrize("part", range(_PARTS))
 def test_any_course_of_events_keeps_the_invariants_and_the_outputs(part: int) -> None:
     """Whatever comes, goes, fails or is pushed out, in any order and under every policy,
-    every request gets the tokens of the oracle and the pool ends as it began."""
+    every request gets the tokens of the oracle and the pool ends as it began.
+    """
     _drive(first_seed=part * 1_000_000, num_transitions=_TRANSITIONS // _PARTS)
 
 
@@ -29,7 +30,8 @@ def test_a_million_transitions() -> None:
 
 def test_driving_reaches_every_kind_of_event() -> None:
     """The random driver preempts in both ways, copies, hits the cache, discards tokens
-    and loses executors: else passing it would mean little."""
+    and loses executors: else passing it would mean little.
+    """
     before = dict(TOTALS.counters)
     _drive(first_seed=7_000_000, num_transitions=8_000)
     reached = {name: value - before.get(name, 0) for name, value in TOTALS.counters.items()}
