@@ -9,8 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from executor_svc.draws import uniforms
 
 
 @dataclass(frozen=True)
@@ -54,8 +57,34 @@ class Judge:
         return Difference(first, float(best[first] - drawn[first]), float(best[first].abs()))
 
     @torch.inference_mode()
+    def is_drawn(
+        self, prompt: list[int], output: list[int], *, seed: int, index: int, temperature: float
+    ) -> bool:
+        """Say whether each token is the one that its own random number selects.
+
+        The number belongs to (seed, sample index, position); the token is where the
+        cumulated probability passes it, give or take what fp32 leaves uncertain.
+        """
+        ids = torch.tensor([[*prompt, *output[:-1]]])
+        logits = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
+        cumulated = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
+        count = len(output)
+        numbers = torch.from_numpy(
+            uniforms(
+                np.full(count, seed, np.uint64),
+                np.full(count, index, np.int64),
+                np.arange(len(prompt), len(prompt) + count, dtype=np.int64),
+            )
+        )
+        rows, tokens = torch.arange(count), torch.tensor(output)
+        above = cumulated[rows, tokens]
+        below = torch.where(tokens > 0, cumulated[rows, (tokens - 1).clamp(min=0)], 0.0)
+        slack = 1e-4
+        return bool(((below - slack <= numbers) & (numbers <= above + slack)).all())
+
+    @torch.inference_mode()
     def generate(self, prompt: list[int], num_tokens: int, **options: object) -> list[int]:
-        """Run transformers' own generate, greedy and past the end of sequence."""
+        """Run transformers' own generate, without sampling and past the end of sequence."""
         ids = torch.tensor([prompt])
         result = self.model.generate(
             ids,

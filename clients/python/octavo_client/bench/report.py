@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from octavo_client.bench.measure import Distribution, Record, Summary
+from octavo_client.bench.memory import MemoryUse
 from octavo_client.errors import OctavoError
 
 if TYPE_CHECKING:
@@ -66,15 +67,21 @@ def failure_lines(records: Sequence[Record]) -> list[str]:
 
 
 def to_json(
-    summary: Summary, records: Sequence[Record], *, config: dict[str, Any], server: dict[str, Any]
+    summary: Summary,
+    records: Sequence[Record],
+    *,
+    config: dict[str, Any],
+    server: dict[str, Any],
+    memory: MemoryUse | None = None,
 ) -> str:
-    """The whole run: configuration, server, summary, and every request."""
+    """The whole run: configuration, server, summary, the pool's use, and every request."""
     return json.dumps(
         {
             "format_version": FORMAT_VERSION,
             "config": config,
             "server": server,
             "summary": summary.to_json(),
+            "memory": memory.to_json() if memory is not None else None,
             "requests": [_record_to_json(record) for record in records],
         },
         indent=1,

@@ -14,7 +14,7 @@ from octavo_client.errors import ConnectionFailed, OctavoError
 if TYPE_CHECKING:
     import httpx
 
-    from octavo_client import AsyncClient, GenerateParams
+    from octavo_client import AsyncClient, GenerateParams, Snapshot
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +45,9 @@ class Target(Protocol):
 
     async def describe(self) -> dict[str, Any]:
         """Say what is served, for the report; fails if nothing answers."""
+
+    async def snapshot(self) -> Snapshot | None:
+        """Return the scheduler's counters; None from a server that has none."""
 
     async def send(self, record: Record, clock: Callable[[], float]) -> None:
         """Send record.request, and note in the record what comes back and when.
@@ -82,6 +85,11 @@ class GrpcTarget:
         """GetModel, as values."""
         assert self._client is not None
         return asdict(await self._client.model())
+
+    async def snapshot(self) -> Snapshot | None:
+        """Return the scheduler's counters."""
+        assert self._client is not None
+        return await self._client.snapshot()
 
     async def send(self, record: Record, clock: Callable[[], float]) -> None:
         """Stream one request."""
@@ -166,6 +174,10 @@ class OpenAITarget:
                 raise OctavoError(f"{self._base} serves no model: name one with --model")
             self._model = served[0]
         return {"model": self._model, "served": served}
+
+    async def snapshot(self) -> Snapshot | None:
+        """Return nothing: this API has no such counters."""
+        return None
 
     async def send(self, record: Record, clock: Callable[[], float]) -> None:
         """Stream one request."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from octavo_client.bench.measure import Record, Summary
+    from octavo_client.bench.memory import MemoryUse
     from octavo_client.bench.run import Run
     from octavo_client.bench.targets import Sampling
     from octavo_client.bench.workload import Request
@@ -165,6 +166,7 @@ def bench(context: click.Context, /, **options: Any) -> int:
 
 async def _bench(options: dict[str, Any], console: Console) -> int:
     from octavo_client.bench.measure import Slo, summarize
+    from octavo_client.bench.memory import MemoryUse
     from octavo_client.bench.report import failure_lines, print_summary
     from octavo_client.bench.targets import Sampling, open_target
 
@@ -173,14 +175,19 @@ async def _bench(options: dict[str, Any], console: Console) -> int:
     async with open_target(options["target"], sampling, model=options["model"]) as target:
         server = await target.describe()
         _check_vocabulary(requests, server)
+        before = await target.snapshot()
         run = await _run_with_progress(target, requests, options, sampling)
+        after = await target.snapshot()
+    memory = MemoryUse.between(before, after) if before and after else None
     slo = Slo(options["slo_ttft"], options["slo_itl"])
     summary = summarize(run.records, slo, max_send_lag=run.max_send_lag)
     title = f"{options['target']}  {server['model']}"
     print_summary(summary, console, title=title)
+    if memory is not None:
+        console.print(memory.line(), highlight=False, soft_wrap=True)
     for line in failure_lines(run.records):
         click.echo(f"failed: {line}", err=True)
-    _write(options, summary, run.records, server, title)
+    _write(options, summary, run.records, server=server, memory=memory, title=title)
     if summary.num_wrong_length or (summary.num_failed and not options["allow_failures"]):
         raise click.ClickException(
             f"{summary.num_failed} requests failed, "
@@ -261,7 +268,9 @@ def _write(
     options: dict[str, Any],
     summary: Summary,
     records: list[Record],
+    *,
     server: dict[str, Any],
+    memory: MemoryUse | None,
     title: str,
 ) -> None:
     """Write JSON and plot, as asked."""
@@ -269,7 +278,7 @@ def _write(
 
     if options["json_file"]:
         config = json.loads(json.dumps(options, default=str))
-        text = to_json(summary, records, config=config, server=server)
+        text = to_json(summary, records, config=config, server=server, memory=memory)
         if options["json_file"] == "-":
             sys.stdout.write(text + "\n")
         else:
