@@ -135,6 +135,44 @@ async def test_beams_equal_transformers_beam_search(pool: Pool, judge: Judge) ->
         assert list(completion.choices[0].token_ids) == expected, text
 
 
+async def test_an_urgent_request_takes_the_blocks_of_others(pool: Pool, judge: Judge) -> None:
+    """A higher priority preempts by force where room is short, and no one's tokens change."""
+    prompt = judge.encode(chosen()[-1])
+    before = await pool.counters()
+
+    async def ask(priority: int) -> Completion:
+        return await pool.client.generate(
+            tokens=prompt,
+            n=4,
+            seed=SEED,
+            temperature=TEMPERATURE,
+            top_p=1.0,
+            top_k=0,
+            max_tokens=NUM_TOKENS,
+            ignore_eos=True,
+            priority=priority,
+            timeout=240,
+        )
+
+    patient = asyncio.create_task(ask(priority=-1))
+    while (await pool.counters()).num_generated_tokens < before.num_generated_tokens + 8:
+        await asyncio.sleep(0.01)
+    urgent = await ask(priority=5)
+    was_overtaken = not patient.done()
+    completions = [urgent, await patient]
+    after = await pool.counters()
+    check_preemptions(pool, before, after)
+    if pool.kind != "roomy":
+        assert was_overtaken and completions[1].usage.num_preemptions > 0
+        assert completions[0].usage.num_preemptions == 0
+    for completion in completions:
+        for choice in completion.choices:
+            output = list(choice.token_ids)
+            assert judge.is_drawn(
+                prompt, output, seed=SEED, index=choice.index, temperature=TEMPERATURE
+            )
+
+
 async def test_a_shared_prefix_is_computed_once(pool: Pool, judge: Judge) -> None:
     """A second request with the same beginning hits the cache and gets the same tokens."""
     num_blocks = (await pool.client.snapshot()).executors[0].pool.num_total
