@@ -36,6 +36,7 @@ class Judge:
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
         self.model.eval()
+        self._generated: dict[tuple[tuple[int, ...], int, str], list[int]] = {}
         # Lengths are forced on both sides, so generate must not stop, nor mask, its eos.
         self.model.generation_config.eos_token_id = None
 
@@ -85,6 +86,12 @@ class Judge:
     @torch.inference_mode()
     def generate(self, prompt: list[int], num_tokens: int, **options: object) -> list[int]:
         """Run transformers' own generate, without sampling and past the end of sequence."""
+        key = (tuple(prompt), num_tokens, str(options))
+        if key not in self._generated:
+            self._generated[key] = self._generate(prompt, num_tokens, **options)
+        return self._generated[key]
+
+    def _generate(self, prompt: list[int], num_tokens: int, **options: object) -> list[int]:
         ids = torch.tensor([prompt])
         result = self.model.generate(
             ids,
