@@ -124,6 +124,7 @@ def test_the_source_of_a_copy_is_kept_until_the_copy_is_made() -> None:
     parent = _computed(manager, 2)
     child = _fork(manager, parent)
     manager.free(parent, fence=6)
+    assert manager.num_to_grow([child]) == 1
     growth = manager.grow(child, 1, fence=7)
     assert growth.copied is not None
     manager.settle(6)

@@ -164,16 +164,24 @@ def test_fenced_blocks_start_no_cascade_of_preemptions() -> None:
 
 
 def test_a_swapped_request_that_gives_up_its_rows_keeps_the_host_blocks_for_the_step() -> None:
-    """Two moves of one step never have the same destination; the executor model checks."""
+    """It is moved out, loses its rows to an urgent request, and another is moved out, all in
+    one plan: no two of its moves have one destination.
+    """
     harness = make_harness(
-        num_blocks=9, num_host_blocks=3, preemption="swap", max_num_seqs=3, prefix_cache=False
+        num_blocks=9,
+        num_host_blocks=3,
+        preemption="swap",
+        max_num_seqs=3,
+        prefix_cache=False,
     )
-    harness.add(make_request("a", 10, max_tokens=8, priority=2))
-    harness.add(make_request("b", 10, max_tokens=8, priority=1, arrival=1.0))
-    harness.add(make_request("c", 10, max_tokens=8, priority=0, arrival=2.0))
+    harness.add(make_request("grows", 12, max_tokens=8, priority=2))
+    harness.add(make_request("second", 12, max_tokens=8, arrival=1.0))
+    harness.add(make_request("first", 12, max_tokens=8, arrival=2.0))
     harness.step()
-    harness.step()
-    harness.add(make_request("urgent", 10, max_tokens=8, priority=2, arrival=3.0))
+    harness.add(make_request("urgent", 20, max_tokens=8, priority=1, arrival=3.0))
+    plan = harness.plan()
+    assert len(plan.swap_out_host_blocks) == 3
+    assert len(harness.core.state.preempted) == 2
     finish(harness)
 
 
