@@ -234,14 +234,17 @@ def test_what_fits_no_executor_any_more_ends_with_an_error() -> None:
 def test_another_block_size_gives_no_false_hits() -> None:
     """Names made with the old size stand for other contents."""
     harness = make_harness(block_size=4, max_num_seqs=2)
-    common, unlike = list(range(100, 104)), list(range(200, 204))
+    common = [1, 2, 3, 4]
     harness.add(make_request("x", 4, best_of=2, max_tokens=20))
     harness.step()
-    for name, tail in (("a", [1, 2, 3, 4]), ("b", unlike)):
-        harness.add(make_request(name, [*common, *tail, 5], max_tokens=2, arrival=1.0))
+    harness.add(make_request("a", [*common, 5, 6, 7, 8, 9], max_tokens=2, arrival=1.0))
+    harness.add(make_request("between", 4, best_of=2, max_tokens=2, arrival=2.0))
+    harness.add(make_request("b", [*common, 9, 8, 7, 6, 5], max_tokens=2, arrival=3.0))
+    for name in "ab":  # as the scheduler does when it looks whether they fit
         harness.core.state.blocks.match_prefix(harness.core.state.groups[name].live[0])
     harness.restart(smaller(harness.config, block_size=8))
     finish(harness)
+    assert harness.admitted == ["x", "a", "between", "b"]
 
 
 def test_of_a_poisoned_crowd_only_the_poison_fails() -> None:
