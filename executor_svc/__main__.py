@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, NoReturn
 
 from executor_svc.errors import StartupError
 
@@ -12,6 +13,7 @@ if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable
 
+    from executor_svc.config import ExecutorConfig
     from executor_svc.device_thread import Engine
 
 _EXIT_STARTUP = 1
@@ -24,8 +26,8 @@ def main(argv: list[str] | None = None) -> int:
     Args:
         argv: flags without the program's name; None takes the process's own.
 
-    Returns: 0 after a drain, 1 if it could not start or the device died, 2 if a flag
-        was wrong.
+    Returns: 2 if a flag was wrong. Otherwise it ends the process: with 0 after a drain,
+        with 1 if it could not start or the device died.
     """
     from executor_svc.config import read_config
 
@@ -41,27 +43,50 @@ def main(argv: list[str] | None = None) -> int:
 
     configure_logging(config.log_level, config.log_format)
 
-    def load() -> Engine:
-        # On the device thread: torch and the model take their time.
-        from executor_svc.executor import Executor
-        from executor_svc.model_store import ModelStoreError, resolve
-
-        try:
-            folder = resolve(config.model, config.model_store)
-        except ModelStoreError as error:
-            raise StartupError(str(error)) from error
-        return Executor.load(config, folder)
-
     try:
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            ended = runner.run(serve(config, load))
+            status = runner.run(serve(config, partial(_load, config)))
     except StartupError as error:
-        return _complain(error, _EXIT_STARTUP)
-    if ended.device_is_stuck:
-        # The interpreter would abort on its way out: a thread is inside native code.
-        sys.stderr.flush()
-        os._exit(ended.status)
-    return ended.status
+        status = _complain(error, _EXIT_STARTUP)
+    return _leave(status)
+
+
+def _load(config: ExecutorConfig) -> Engine:
+    """Runs on the device thread: torch and the model take their time."""
+    import gc
+
+    from executor_svc.model_store import ModelStoreError, resolve
+
+    try:
+        folder = resolve(config.model, config.model_store)
+    except ModelStoreError as error:
+        raise StartupError(str(error)) from error
+    # Importing makes a million objects and no garbage: looking for some takes a fifth of
+    # the time now, and a pause in the middle of a step each time later.
+    gc.disable()
+    try:
+        from executor_svc.executor import Executor
+
+        executor = Executor.load(config, folder)
+    finally:
+        gc.enable()
+    gc.collect()
+    gc.freeze()
+    return executor
+
+
+def _leave(status: int) -> NoReturn:
+    """End the process here and now, once all that was written has gone out.
+
+    Taking the interpreter apart is a second of work for nothing with torch in it, and
+    aborts if some native thread is still alive.
+    """
+    import logging
+
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def _complain(error: StartupError, status: int) -> int:

@@ -44,6 +44,8 @@ class StepBatch:
     slots: Ints
     """[T] slot that each token's K/V are written to; distinct."""
     num_decodes: int
+    sequence_rows: Ints
+    """[num_decodes + num_chunks] row of each sequence."""
     chunk_starts: Ints
     """[num_chunks + 1] where each chunk begins in the flat batch; the last is T."""
     context_lens: Ints
@@ -107,6 +109,7 @@ def build_batch(rows: RowTable, plan: Plan) -> StepBatch:
         positions=positions,
         slots=slots,
         num_decodes=len(decode),
+        sequence_rows=sequence_rows,
         chunk_starts=starts[len(decode) :],
         context_lens=context_lens,
         block_tables=rows.tables[sequence_rows, :max_blocks],

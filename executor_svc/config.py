@@ -95,6 +95,11 @@ class ExecutorConfig(BaseSettings):
     max_model_len: Annotated[int, Field(ge=0)] = Field(
         0, description="Longest context in tokens. 0: the model's own."
     )
+    kv_check: bool = Field(
+        False,
+        description="Sanitizer: tag every KV slot with what stands in it, check every read, "
+        "and fail a step that would read another sequence's, naming both.",
+    )
     num_threads: Annotated[int, Field(ge=0)] = Field(
         0, description="CPU threads of a step. 0: one per CPU of this process."
     )

@@ -4,8 +4,7 @@ A draw depends on (seed, sample index, position) and on nothing else, so a seque
 draws the same numbers whatever runs beside it, after preemption, and on another
 executor. There is no state to restore and none to share.
 
-Source: the finaliser of splitmix64 (Steele, Lea, Flood: Fast Splittable Pseudorandom
-Number Generators, OOPSLA 2014), chained over the three keys.
+The numbers are splitmix64's finaliser, chained over the three keys.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
-_GOLDEN = np.uint64(0x9E3779B97F4A7C15)
+from executor_svc.mixing import GOLDEN, mix
 
 
 def uniforms(
@@ -29,15 +28,7 @@ def uniforms(
         positions: [n] where in the sequence the token will stand, from 0.
     Returns: [n] float64, multiples of 2^-53.
     """
-    state = _mix(seeds + _GOLDEN)
-    state = _mix(state ^ (sample_indices.astype(np.uint64) * _GOLDEN))
-    state = _mix(state ^ (positions.astype(np.uint64) * _GOLDEN))
+    state = mix(seeds + GOLDEN)
+    state = mix(state ^ (sample_indices.astype(np.uint64) * GOLDEN))
+    state = mix(state ^ (positions.astype(np.uint64) * GOLDEN))
     return (state >> np.uint64(11)).astype(np.float64) * 2.0**-53
-
-
-def _mix(state: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-    """splitmix64's next(): advance by the golden ratio, then scramble every bit."""
-    state = state + _GOLDEN
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))

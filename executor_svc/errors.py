@@ -4,6 +4,7 @@ ExecutorError
 ├── StartupError         the service cannot start; one line says what to do
 │   └── UnsupportedModel the model's architecture cannot be served
 ├── InvalidPlan          a plan broke the protocol: a fault of the scheduler
+├── KvCheckFailed        the sanitizer found a slot that is not its reader's
 ├── DeviceLost           the device is beyond use: the process must end
 ├── NotReady             the model is still loading
 └── ClaimRefused         a Run stream is not, or no longer, the owner's
@@ -33,6 +34,10 @@ class UnsupportedModel(StartupError):
 
 class InvalidPlan(ExecutorError):
     """A plan broke the protocol; the message names the field and what is wrong."""
+
+
+class KvCheckFailed(ExecutorError):
+    """A row would read a slot that is not its own; the message names both owners."""
 
 
 class DeviceLost(ExecutorError):

@@ -17,8 +17,10 @@ import torch
 
 from executor_svc.batch import build_batch
 from executor_svc.config import ExecutorConfig
-from executor_svc.errors import DeviceLost, InvalidPlan, StartupError
+from executor_svc.errors import DeviceLost, InvalidPlan, KvCheckFailed, StartupError
 from executor_svc.fingerprint import fingerprint
+from executor_svc.kv_check import KvCheck
+from executor_svc.logs import get_logger
 from executor_svc.model_loader import LoadedModel, load_model, one_line, probe
 from executor_svc.model_runner import ModelRunner
 from executor_svc.plan import (
@@ -34,8 +36,12 @@ from executor_svc.pool import KvPool, KvShape
 from executor_svc.rows import Limits, RowTable
 from executor_svc.sampler import Samples, sample
 
+_log = get_logger(__name__)
+
 _GIB = 1 << 30
 _PROBE_TOKENS = 2
+_PLENTY = 0.25
+"""A pool of at most this share of the memory needs no measured step beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +57,16 @@ class Executor:
     with the same error until `reset`.
     """
 
-    def __init__(self, rows: RowTable, runner: ModelRunner, description: Description) -> None:
+    def __init__(
+        self,
+        rows: RowTable,
+        runner: ModelRunner,
+        description: Description,
+        kv_check: KvCheck | None = None,
+    ) -> None:
         self._rows = rows
         self._runner = runner
+        self._kv_check = kv_check
         self._failure: StepError | None = None
         self.description = description
 
@@ -94,7 +107,8 @@ class Executor:
         )
         runner = ModelRunner(loaded, pool)
         description = _describe(config, identity, loaded, runner, limits)
-        return cls(RowTable(limits), runner, description)
+        kv_check = KvCheck(limits) if config.kv_check else None
+        return cls(RowTable(limits), runner, description, kv_check)
 
     @property
     def num_rows(self) -> int:
@@ -104,6 +118,8 @@ class Executor:
     def reset(self) -> None:
         """Forget every row and any failure: a new owner starts from nothing."""
         self._rows.reset()
+        if self._kv_check is not None:
+            self._kv_check.reset()
         self._failure = None
 
     def run(self, plan: Plan) -> Outcome:
@@ -116,13 +132,13 @@ class Executor:
         """
         answer = Outcome(epoch=plan.epoch, step_id=plan.step_id)
         if self._failure is None and plan.broken is not None:
-            self._fail(plan.broken)
+            self._fail(plan, plan.broken)
         if self._failure is not None:
             return replace(answer, error=self._failure)
         try:
             samples, timings = self._step(plan)
         except Exception as error:
-            return replace(answer, error=self._fail(_step_error(error)))
+            return replace(answer, error=self._fail(plan, _step_error(error)))
         return replace(
             answer,
             tokens=samples.tokens.tolist(),
@@ -135,7 +151,14 @@ class Executor:
         """Digest of every row, to be called between steps."""
         return self._rows.digests()
 
-    def _fail(self, error: StepError) -> StepError:
+    def _fail(self, plan: Plan, error: StepError) -> StepError:
+        _log.error(
+            "step_failed",
+            epoch=plan.epoch,
+            step_id=plan.step_id,
+            kind=error.kind.value,
+            reason=error.message,
+        )
         self._rows.reset()
         self._failure = error
         return error
@@ -144,6 +167,8 @@ class Executor:
         begin = time.perf_counter_ns()
         self._rows.apply(plan)
         batch = build_batch(self._rows, plan)
+        if self._kv_check is not None:
+            self._kv_check.check(plan, self._rows, batch)
         prepared = time.perf_counter_ns()
         self._runner.move_blocks(plan)
         moved = time.perf_counter_ns()
@@ -171,6 +196,8 @@ def _step_error(error: Exception) -> StepError:
     """
     if isinstance(error, InvalidPlan):
         return StepError(StepErrorKind.INVALID_PLAN, str(error))
+    if isinstance(error, KvCheckFailed):
+        return StepError(StepErrorKind.KV_CHECK, str(error))
     message = f"{type(error).__name__}: {one_line(error)}"
     # A CPU allocator has no exception type of its own.
     if isinstance(error, torch.OutOfMemoryError | MemoryError) or "can't allocate" in message:
@@ -242,11 +269,15 @@ def _profile(config: ExecutorConfig, loaded: LoadedModel) -> tuple[KvShape, floa
         torch.cuda.empty_cache()
         free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
         return shape, (free_bytes - step_bytes) * config.memory_utilization
+    wanted, available = config.kv_cache_gib * _GIB, _available_bytes()
+    if wanted < available * config.memory_utilization * _PLENTY:
+        # On a CPU the measurement is seconds of start-up, and would not change the answer.
+        return probe(loaded, _PROBE_TOKENS), wanted
     before = _peak_rss_bytes()
     shape = probe(loaded, num_tokens)
     step_bytes = _peak_rss_bytes() - before
     left = (_available_bytes() - step_bytes) * config.memory_utilization
-    return shape, min(left, config.kv_cache_gib * _GIB)
+    return shape, min(left, wanted)
 
 
 def _num_cpus() -> int:

@@ -11,7 +11,6 @@ import signal
 import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import grpc
@@ -103,6 +102,7 @@ class ExecutorServer:
             num_device_blocks=description.num_device_blocks,
             num_host_blocks=description.num_host_blocks,
             max_model_len=description.max_model_len,
+            kv_check=self._config.kv_check,
         )
 
     async def wait_died(self) -> BaseException:
@@ -124,13 +124,16 @@ class ExecutorServer:
         if self._servicer.lease is not None:
             self._servicer.lease.end(Draining("this executor is shutting down"))
 
-    async def stop(self) -> bool:
-        """Close the server, cutting streams that still run; False if the device is stuck."""
+    async def stop(self) -> None:
+        """Close the server, cutting streams that still run, and end the device thread."""
         if self._watcher is not None:
             self._watcher.cancel()
         self._device.stop()
         await self._server.stop(_STOP_SECONDS)
-        return await asyncio.to_thread(self._device.join, _JOIN_SECONDS)
+        # A load in progress ends with the process; nothing of it needs an end of its own.
+        seconds = _JOIN_SECONDS if self._device.ready.done() else 0.0
+        if not await asyncio.to_thread(self._device.join, seconds) and seconds:
+            _log.warning("device_stuck", busy_seconds=round(self._device.busy_seconds(), 1))
 
     async def _report(self, *, serving: bool) -> None:
         values = health_pb2.HealthCheckResponse
@@ -153,18 +156,11 @@ class ExecutorServer:
                     _log.info("step_recovered")
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """How a server ended."""
-
-    status: int
-    """0 after a drain, 1 if the device died."""
-    device_is_stuck: bool
-    """The device thread is in a call that does not come back."""
-
-
-async def serve(config: ExecutorConfig, load: Callable[[], Engine]) -> Ended:
+async def serve(config: ExecutorConfig, load: Callable[[], Engine]) -> int:
     """Run an executor until a signal or the death of its device.
+
+    Returns: the exit status: 0 after a drain, 1 if the device died. A device that hangs,
+        or a load in progress, leaves its thread behind.
 
     Raises:
         StartupError: if the service cannot start.
@@ -175,12 +171,10 @@ async def serve(config: ExecutorConfig, load: Callable[[], Engine]) -> Ended:
     server = ExecutorServer(config, load)
     try:
         status = await _run(server, stopping)
-    except StartupError:
+    finally:
         await server.stop()
-        raise
-    stopped = await server.stop()
     _log.info("executor_stopped", status=status)
-    return Ended(status, device_is_stuck=not stopped)
+    return status
 
 
 async def _run(server: ExecutorServer, stopping: asyncio.Event) -> int:

@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,39 @@ def test_sigterm_drains_and_exits_with_zero(folder: Path, environment: dict[str,
     assert out == ""
 
 
+def test_sigterm_while_loading_exits_with_zero(folder: Path, environment: dict[str, str]) -> None:
+    """A load in progress is left at once, without a word of the interpreter's."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        address = f"127.0.0.1:{free.getsockname()[1]}"
+    process = subprocess.Popen(
+        command("--model", str(folder), "--listen", address, "--num-threads", "1"),
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        host, port = address.rsplit(":", 1)
+        give_up = time.monotonic() + WAIT
+        while not listens(host, int(port)):  # it listens before it loads
+            assert time.monotonic() < give_up
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=WAIT)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0
+    assert [json.loads(line)["event"] for line in err.splitlines()] == ["executor_stopped"]
+
+
+def listens(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=WAIT).close()
+    except OSError:
+        return False
+    return True
+
+
 def test_a_busy_port_is_one_line(folder: Path, environment: dict[str, str]) -> None:
     """The address that cannot be had is named, without a traceback, status 1."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -88,7 +122,10 @@ def test_a_busy_port_is_one_line(folder: Path, environment: dict[str, str]) -> N
 
 
 def test_a_missing_model_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
-    """A model that is nowhere is named, without a traceback, status 1."""
+    """A model that is nowhere is named before torch is loaded, in one line, status 1."""
+    # Were torch looked for first, this would be the complaint.
+    (tmp_path / "torch.py").write_text("raise ImportError('torch was imported')")
+    environment["PYTHONPATH"] = str(tmp_path)
     ended = run(environment, "--model", str(tmp_path / "nowhere"), "--listen", "127.0.0.1:0")
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()

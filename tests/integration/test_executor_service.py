@@ -3,179 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import socket
 import struct
-import threading
 import zlib
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 import torch
-from google.rpc import error_details_pb2
-from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
-from grpc_status import rpc_status
+from grpc_reflection.v1alpha import reflection_pb2
 from octavo.v1 import executor_pb2 as pb
-from octavo.v1 import executor_pb2_grpc, types_pb2
-from transformers import LlamaConfig, LlamaForCausalLM
+from octavo.v1 import types_pb2
+from transformers import LlamaForCausalLM
 
-from executor_svc.config import ExecutorConfig
-from executor_svc.device_thread import Engine
-from executor_svc.errors import DeviceLost, StartupError
 from executor_svc.executor import Executor
-from executor_svc.plan import Description, Outcome, Plan, RowDigest
-from executor_svc.server import SERVICE, ExecutorServer, serve
-
-WAIT = 30.0
-PROMPT = [3, 9, 27, 81, 50]
-
-
-def config(**fields: Any) -> ExecutorConfig:
-    settings = {"listen": "127.0.0.1:0", "num_threads": 1, "dtype": "float32", **fields}
-    return ExecutorConfig(model="tiny", num_blocks=32, num_host_blocks=4, **settings)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.manual_seed(3)
-    model = LlamaForCausalLM(
-        LlamaConfig(
-            vocab_size=97,
-            hidden_size=16,
-            intermediate_size=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            num_key_value_heads=1,
-            max_position_embeddings=128,
-        )
-    )
-    path = tmp_path_factory.mktemp("model")
-    model.save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
-def executor(folder: Path) -> Executor:
-    return Executor.load(config(), folder)
-
-
-class Running:
-    """A started server with a channel to it."""
-
-    def __init__(self, server: ExecutorServer, channel: grpc.aio.Channel) -> None:
-        self.server = server
-        self.stub = executor_pb2_grpc.ExecutorServiceStub(channel)
-        self.health_stub = health_pb2_grpc.HealthStub(channel)
-        self.reflection_stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-
-    async def claim(self, epoch: int, **expected: Any) -> Stream:
-        stream = Stream(self.stub, epoch)
-        await stream.call.write(
-            pb.StepPlan(epoch=epoch, claim=pb.Claim(scheduler_id=f"s{epoch}", **expected))
-        )
-        return stream
-
-    async def health(self, service: str = SERVICE) -> str:
-        answer = await self.health_stub.Check(health_pb2.HealthCheckRequest(service=service))
-        return health_pb2.HealthCheckResponse.ServingStatus.Name(answer.status)
-
-    async def health_becomes(self, status: str) -> None:
-        async with asyncio.timeout(WAIT):
-            while await self.health() != status:  # noqa: ASYNC110 # it is asked, it does not tell
-                await asyncio.sleep(0.02)
-
-
-class Stream:
-    """One Run stream; counts its own steps."""
-
-    def __init__(self, stub: Any, epoch: int) -> None:
-        self.call = stub.Run()
-        self.epoch = epoch
-        self.step_id = 0
-
-    async def send(self, **fields: Any) -> None:
-        self.step_id += 1
-        plan = {"step_id": self.step_id, "previous_step_id": self.step_id - 1, **fields}
-        await self.call.write(pb.StepPlan(epoch=self.epoch, **plan))
-
-    async def read(self) -> pb.StepResult:
-        result = await asyncio.wait_for(self.call.read(), WAIT)
-        if result is grpc.aio.EOF:
-            await self.call  # raises if the stream ended with an error
-            raise AssertionError("the stream ended without a result")
-        return result
-
-    async def step(self, **fields: Any) -> pb.StepResult:
-        await self.send(**fields)
-        return await self.read()
-
-    async def refusal(self) -> tuple[grpc.StatusCode, str, str]:
-        """Status, reason and message with which the stream ends."""
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            while True:
-                await self.read()
-        return refusal(caught.value)
-
-
-def refusal(error: grpc.aio.AioRpcError) -> tuple[grpc.StatusCode, str, str]:
-    status = rpc_status.from_call(error)  # type: ignore[arg-type]
-    assert status is not None, error
-    info = error_details_pb2.ErrorInfo()
-    assert status.details[0].Unpack(info)
-    assert info.domain == "octavo"
-    return error.code(), info.reason, str(error.details())
-
-
-@pytest.fixture
-async def start() -> AsyncIterator[Callable[..., Any]]:
-    """Starts servers over an engine and takes them down again."""
-    running: list[ExecutorServer] = []
-    channels: list[grpc.aio.Channel] = []
-
-    async def begin(load: Callable[[], Engine], *, ready: bool = True, **fields: Any) -> Running:
-        server = ExecutorServer(config(**fields), load)
-        running.append(server)
-        await server.start()
-        if ready:
-            await server.wait_ready()
-        channels.append(grpc.aio.insecure_channel(server.address))
-        return Running(server, channels[-1])
-
-    yield begin
-    for channel in channels:
-        await channel.close()
-    for server in running:
-        await server.stop()
-
-
-@pytest.fixture
-async def running(start: Callable[..., Any], executor: Executor) -> Running:
-    executor.reset()
-    return await start(lambda: executor)
-
-
-def row_start(row: int = 0, **fields: Any) -> pb.RowStart:
-    sampling = types_pb2.SamplingParams(
-        temperature=0,
-        top_k=0,
-        top_p=1,
-        min_p=0,
-        repetition_penalty=1,
-        presence_penalty=0,
-        frequency_penalty=0,
-        seed=0,
-    )
-    values = {
-        "tokens": PROMPT,
-        "num_prompt_tokens": len(PROMPT),
-        "blocks": [2, 1],
-        "sampling": sampling,
-        **fields,
-    }
-    return pb.RowStart(row=row, **values)
+from executor_svc.server import SERVICE
+from tests.integration.executor_rig import PROMPT, WAIT, Running, Stream, config, row_start
 
 
 async def test_a_claim_is_answered_by_the_description(running: Running) -> None:
@@ -307,6 +151,28 @@ async def test_an_invalid_plan_is_answered_until_the_next_claim(running: Running
     assert not (await again.step(starts=[row_start()])).HasField("error")
 
 
+async def test_the_sanitizer_reports_both_owners(start: Callable[..., Any], folder: Path) -> None:
+    """With kv_check a wrong prefix hit is KIND_KV_CHECK, and a new claim is served."""
+    checked = Executor.load(config(kv_check=True), folder)
+    running = await start(lambda: checked)
+    prefill = {"chunk_rows": [0], "chunk_counts": [5]}
+    stream = await running.claim(1)
+    await stream.read()
+    first = await stream.step(starts=[row_start(0, lineage=0xA)], **prefill)
+    assert len(first.tokens) == 1
+    thief = row_start(1, lineage=0xB, num_computed_tokens=4)
+    failed = await stream.step(starts=[thief], chunk_rows=[1], chunk_counts=[1])
+    assert failed.error.kind == pb.StepError.KIND_KV_CHECK
+    assert failed.error.message == (
+        "row 1 (lineage 0xb) reads position 0 from block 2, offset 0, which holds position 0 "
+        "of row 0 (lineage 0xa), written in step 1; wrong slots in this step: 4"
+    )
+    again = await running.claim(2)
+    await again.read()
+    healed = await again.step(starts=[row_start(0, lineage=0xA)], **prefill)
+    assert healed.tokens == first.tokens
+
+
 async def test_audit_digests_tables_and_lengths(running: Running) -> None:
     """Rows come with their lengths and the checksum of their table's words."""
     stream = await running.claim(1)
@@ -329,7 +195,7 @@ async def test_an_owner_that_goes_frees_the_executor(running: Running) -> None:
     await stream.read()
     stream.call.cancel()
     async with asyncio.timeout(WAIT):
-        while (await running.stub.Describe(pb.DescribeRequest())).owner:  # noqa: ASYNC110 # likewise
+        while (await running.stub.Describe(pb.DescribeRequest())).owner:  # likewise
             await asyncio.sleep(0.01)
     assert (await (await running.claim(2)).read()).description.owner == "s2"
 
@@ -344,133 +210,3 @@ async def test_health_and_reflection(running: Running) -> None:
         names = {service.name for service in answer.list_services_response.service}
         assert {SERVICE, "grpc.health.v1.Health"} <= names
         break
-
-
-class Gated(Engine):
-    """An engine whose steps wait at a gate, or end the thread."""
-
-    def __init__(self, description: Description) -> None:
-        self.description = description
-        self.gate = threading.Event()
-        self.error: BaseException | None = None
-        self.rows = 0
-
-    @property
-    def num_rows(self) -> int:
-        return self.rows
-
-    def reset(self) -> None:
-        self.rows = 0
-
-    def run(self, plan: Plan) -> Outcome:
-        self.rows += len(plan.starts) - len(plan.finish_rows)
-        assert self.gate.wait(WAIT)
-        if self.error is not None:
-            raise self.error
-        return Outcome(epoch=plan.epoch, step_id=plan.step_id)
-
-    def audit(self) -> list[RowDigest]:
-        return []
-
-
-@pytest.fixture
-def gated(executor: Executor) -> Gated:
-    return Gated(executor.description)
-
-
-async def test_health_follows_a_hung_step(start: Callable[..., Any], gated: Gated) -> None:
-    """NOT_SERVING while a step is past its deadline, SERVING again when it ends."""
-    running = await start(lambda: gated, step_deadline_seconds=0.3)
-    stream = await running.claim(1)
-    await stream.read()
-    assert await running.health() == "SERVING"
-    await stream.send()
-    await running.health_becomes("NOT_SERVING")
-    gated.gate.set()
-    assert (await stream.read()).step_id == 1
-    await running.health_becomes("SERVING")
-
-
-async def test_before_the_model_is_loaded(start: Callable[..., Any], executor: Executor) -> None:
-    """A server that still loads answers: not serving, and UNAVAILABLE to all else."""
-    gate = threading.Event()
-
-    def load() -> Engine:
-        assert gate.wait(WAIT)
-        executor.reset()
-        return executor
-
-    running = await start(load, ready=False)
-    assert await running.health() == "NOT_SERVING"
-    for call in (
-        running.stub.Describe(pb.DescribeRequest()),
-        running.stub.Audit(pb.AuditRequest()),
-    ):
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await call
-        assert refusal(caught.value)[:2] == (grpc.StatusCode.UNAVAILABLE, "NOT_READY")
-    assert (await (await running.claim(1)).refusal())[1] == "NOT_READY"
-    gate.set()
-    await running.server.wait_ready()
-    assert await running.health() == "SERVING"
-    assert (await (await running.claim(1)).read()).HasField("description")
-
-
-async def test_draining_waits_for_the_rows(start: Callable[..., Any], gated: Gated) -> None:
-    """While draining the owner may finish its rows, no one else may claim, then it ends."""
-    gated.gate.set()
-    running = await start(lambda: gated, grace_seconds=WAIT)
-    stream = await running.claim(1)
-    await stream.read()
-    await stream.step(starts=[row_start()])
-    draining = asyncio.create_task(running.server.drain())
-    await running.health_becomes("NOT_SERVING")
-    code, reason, _ = await (await running.claim(2)).refusal()
-    assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
-    assert (await stream.step()).step_id == 2
-    assert not draining.done()
-    await stream.step(finish_rows=[0])
-    assert (await stream.refusal())[1] == "DRAINING"
-    await asyncio.wait_for(draining, WAIT)
-
-
-async def test_the_grace_ends(start: Callable[..., Any], gated: Gated) -> None:
-    """An owner that keeps its rows is cut off when the grace is over."""
-    gated.gate.set()
-    running = await start(lambda: gated, grace_seconds=0)
-    stream = await running.claim(1)
-    await stream.read()
-    await stream.step(starts=[row_start()])
-    await asyncio.wait_for(running.server.drain(), WAIT)
-    assert (await stream.refusal())[1] == "DRAINING"
-
-
-async def test_a_dead_device_ends_the_service(gated: Gated) -> None:
-    """If the device thread dies the stream fails and the process's status is not 0."""
-    gated.gate.set()
-    gated.error = DeviceLost("fell off the bus")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    service = asyncio.create_task(serve(config(listen=address), lambda: gated))
-    async with grpc.aio.insecure_channel(address) as channel:
-        health_stub = health_pb2_grpc.HealthStub(channel)
-        watch = health_stub.Watch(health_pb2.HealthCheckRequest(), wait_for_ready=True)
-        async for answer in watch:
-            if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                break
-        stream = Stream(executor_pb2_grpc.ExecutorServiceStub(channel), 1)
-        await stream.call.write(pb.StepPlan(epoch=1, claim=pb.Claim(scheduler_id="s")))
-        await stream.read()
-        await stream.send()
-        with pytest.raises(grpc.aio.AioRpcError):
-            await stream.read()
-    ended = await asyncio.wait_for(service, WAIT)
-    assert ended.status == 1
-
-
-async def test_a_busy_port_is_a_startup_error(running: Running, gated: Gated) -> None:
-    """A second executor on the port is told so in one line, and does not share it."""
-    second = ExecutorServer(config(listen=running.server.address), lambda: gated)
-    with pytest.raises(StartupError, match="in use"):
-        await second.start()
-    await second.stop()

@@ -18,7 +18,7 @@ from transformers import (
 )
 
 from executor_svc.executor import Executor
-from executor_svc.plan import Outcome, Plan, RowStart, Sampling, StepErrorKind
+from executor_svc.plan import Outcome, Plan, RowStart, Sampling
 
 PROMPTS = [[5, 17, 3, 80, 41], list(range(20, 57)), [9], list(range(90, 60, -1))]
 COUNT = 12
@@ -383,86 +383,6 @@ def test_beam_rows_report_candidates_and_append_nothing(
     for child, token in zip(second.logprobs, (one, two), strict=True):
         expected = exact_logprobs(tiny_llama, [*prompt, token])[-1].topk(4)
         assert list(child.sampled.top_tokens) == expected.indices.tolist()
-
-
-def test_a_row_that_cannot_draw_fails_alone(tiny_llama: Path, load: Load, steps: Any) -> None:
-    """If a row may draw nothing it is named with a reason, and its neighbour goes on."""
-    executor = load(tiny_llama, block_size=8)
-    impossible = RowStart(
-        2,
-        [1, 2],
-        2,
-        [0],
-        sampling=Sampling(allowed_token_ids=[7]),
-        min_tokens=1,
-        stop_token_ids=[7],
-    )
-    outcome = steps(executor)(
-        starts=[impossible, RowStart(5, [3, 4], 2, [1], sampling=Sampling(allowed_token_ids=[8]))],
-        chunk_rows=[2, 5],
-        chunk_counts=[2, 2],
-    )
-    assert outcome.tokens == [0, 8]
-    ((row, message),) = outcome.row_errors
-    assert row == 2
-    assert "no token may be drawn" in message
-
-
-def test_a_broken_plan_fails_until_reset_and_moves_nothing(tiny_llama: Path, load: Load) -> None:
-    """After an invalid plan rows are gone, later plans get the same error, and a claim heals."""
-    executor = load(tiny_llama, block_size=8)
-    pool = executor._runner.pool
-    pool.device_blocks[:] = 1
-    good = Plan(starts=[RowStart(0, [1, 2], 2, [0])], chunk_rows=[0], chunk_counts=[2])
-    broken = Plan(
-        step_id=8, copy_sources=[0], copy_destinations=[1], chunk_rows=[6], chunk_counts=[1]
-    )
-    assert executor.run(good).error is None
-    pool.device_blocks[:, :, 1] = 5
-    failed = executor.run(broken)
-    assert failed.step_id == 8
-    assert failed.error is not None
-    assert failed.error.kind is StepErrorKind.INVALID_PLAN
-    assert (pool.device_blocks[:, :, 1] == 5).all()
-    assert executor.num_rows == 0
-    assert executor.run(Plan(step_id=9)).error == failed.error
-    executor.reset()
-    assert executor.run(good).error is None
-
-
-@pytest.mark.parametrize(
-    ("error", "kind"),
-    [
-        (torch.OutOfMemoryError("CUDA out of memory. Tried"), StepErrorKind.OUT_OF_MEMORY),
-        (
-            RuntimeError("DefaultCPUAllocator: can't allocate memory"),
-            StepErrorKind.OUT_OF_MEMORY,
-        ),
-        (RuntimeError("shapes\nand more"), StepErrorKind.INTERNAL),
-    ],
-)
-def test_a_failing_step_is_an_answer(
-    tiny_llama: Path,
-    load: Load,
-    monkeypatch: pytest.MonkeyPatch,
-    error: Exception,
-    kind: StepErrorKind,
-) -> None:
-    """Memory that runs out, or any exception, ends the step and not the executor."""
-    executor = load(tiny_llama, block_size=8)
-    good = Plan(starts=[RowStart(0, [1, 2], 2, [0])], chunk_rows=[0], chunk_counts=[2])
-
-    def fail(batch: object) -> None:
-        raise error
-
-    with monkeypatch.context() as patch:
-        patch.setattr(executor._runner, "forward", fail)
-        outcome = executor.run(good)
-    assert outcome.error is not None
-    assert outcome.error.kind is kind
-    assert "\n" not in outcome.error.message
-    executor.reset()
-    assert executor.run(good).error is None
 
 
 def test_unwritten_slots_are_never_read(
