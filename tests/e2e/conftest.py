@@ -34,11 +34,15 @@ def judge(model_folder: Path) -> Judge:
 
 @pytest.fixture(scope="session")
 def serve(model_folder: Path) -> Serve:
-    """Start both services and a client; options are those of LocalOptions."""
+    """Start both services, sanitizer on, and a client; options are those of LocalOptions."""
 
     @asynccontextmanager
     async def start(**options: object) -> AsyncIterator[Served]:
-        defaults: dict[str, object] = {"model": str(model_folder), "listen": "127.0.0.1:0"}
+        defaults: dict[str, object] = {
+            "model": str(model_folder),
+            "listen": "127.0.0.1:0",
+            "executor_args": ("--kv-check",),
+        }
         local = LocalOptions(**{**defaults, **options})  # type: ignore[arg-type]
         async with LocalStack(local) as stack, AsyncClient(stack.target) as client:
             yield client, stack
