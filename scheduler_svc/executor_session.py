@@ -26,6 +26,7 @@ from octavo.v1 import executor_pb2_grpc
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state import CoreConfig, Outcome
+from scheduler_svc.core.step import StepErrorKind
 from scheduler_svc.translation import plan_to_proto, result_from_proto
 
 _log = structlog.get_logger()
@@ -84,7 +85,8 @@ class ExecutorSession:
         self._on_outcome = on_outcome
         self._wake = asyncio.Event()
         self._last_progress = time.monotonic()
-        self._state_changed = asyncio.Event()
+        # Halved whenever the executor runs out of memory in a step.
+        self._budget_cap = config.max_num_batched_tokens
 
     # -- what the engine calls -----------------------------------------------------
 
@@ -109,11 +111,6 @@ class ExecutorSession:
             return 0
         groups = self.core.state.groups.values()
         return sum(len(g.request.prompt_tokens) + g.request.max_tokens for g in groups)
-
-    async def wait_until_changed(self) -> None:
-        """Return when the session connects or fails to."""
-        self._state_changed.clear()
-        await self._state_changed.wait()
 
     async def run(self) -> None:
         """Keep the executor claimed and fed until cancelled."""
@@ -183,7 +180,6 @@ class ExecutorSession:
         self.last_error = ""
         self._last_progress = time.monotonic()
         self._wake.set()
-        self._state_changed.set()
         _log.info(
             "executor_claimed",
             executor=self.address,
@@ -195,7 +191,9 @@ class ExecutorSession:
 
     def _core_config(self, description: pb.DescribeResponse) -> CoreConfig:
         config = self._config
-        budget = min(config.max_num_batched_tokens, description.max_num_batched_tokens)
+        budget = min(
+            config.max_num_batched_tokens, description.max_num_batched_tokens, self._budget_cap
+        )
         num_seqs = min(config.max_num_seqs, description.max_num_rows, budget - 1)
         return CoreConfig(
             num_blocks=description.num_device_blocks,
@@ -252,6 +250,8 @@ class ExecutorSession:
             if result.error is not None:
                 core.fail(result.error)
                 self.deliver()
+                if result.error.kind is StepErrorKind.OUT_OF_MEMORY:
+                    self._budget_cap = max(2, core.state.config.max_num_batched_tokens // 2)
                 kind, reason = result.error.kind.value, result.error.message
                 raise ExecutorLost(f"step {result.step_id} failed ({kind}): {reason}")
             core.apply(result)
@@ -274,6 +274,5 @@ class ExecutorSession:
     def _note_lost(self, reason: str) -> None:
         was_new = reason != self.last_error
         self.last_error = reason
-        self._state_changed.set()
         if was_new:
             _log.warning("executor_lost", executor=self.address, reason=reason)
