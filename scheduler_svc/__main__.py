@@ -40,10 +40,8 @@ def _run(config: object) -> int:
     try:
         import uvloop
     except ImportError:
-        asyncio.run(server.serve(config))
-    else:
-        uvloop.run(server.serve(config))
-    return 0
+        return asyncio.run(server.serve(config))
+    return int(uvloop.run(server.serve(config)))
 
 
 if __name__ == "__main__":

@@ -17,11 +17,11 @@ from dataclasses import dataclass
 import structlog
 
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.core.request import Request
+from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import Outcome
-from scheduler_svc.errors import DuplicateRequest, Unavailable
+from scheduler_svc.errors import DuplicateRequest, RequestFailed, Unavailable
 from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.stream import TokenStream
 
@@ -41,7 +41,13 @@ class ModelLimits:
 class Engine:
     """Runs requests on executors.
 
-    Invariant: a request has a stream here exactly as long as a core holds its group.
+    Invariant: a request has a stream here exactly as long as a core holds its group, and a
+    stream that is let go of has ended for its reader.
+
+    Attributes:
+        sessions: one per executor.
+        is_draining: nothing new is taken.
+        died: done, with the reason, once the engine cannot go on.
     """
 
     def __init__(self, config: SchedulerConfig, fingerprint: str) -> None:
@@ -59,6 +65,7 @@ class Engine:
         self._streams: dict[str, TokenStream] = {}
         self._owners: dict[str, ExecutorSession] = {}
         self._tasks: list[asyncio.Task[None]] = []
+        self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -67,6 +74,13 @@ class Engine:
     async def start(self) -> None:
         """Begin to connect to the executors."""
         self._tasks = [asyncio.create_task(session.run()) for session in self.sessions]
+        for task in self._tasks:
+            task.add_done_callback(self._note_end)
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """A session runs for ever: if it ends by an error, its core cannot be trusted."""
+        if not task.cancelled() and not self.died.done():
+            self.died.set_result(task.exception() or RuntimeError("a session ended"))
 
     async def drain(self, grace_seconds: float) -> int:
         """Take no new requests and let the live ones finish.
@@ -78,8 +92,8 @@ class Engine:
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
         left = list(self._streams.values())
         for stream in left:
-            self._forget(stream.request.request_id)
             stream.fail(Unavailable("the scheduler shut down before the request was done"))
+            self._forget(stream.request.request_id)
         return len(left)
 
     async def stop(self) -> None:
@@ -196,6 +210,8 @@ class Engine:
                     stop_token_id=last if last in group.request.stop_token_ids else None,
                     cumulative_logprob=found.cumulative_logprob,
                 )
+            # Fewer tokens allowed than choices asked for: the rest ends empty.
+            stream.finish_all(FinishReason.STOP)
             self._forget(group.request.request_id)
 
     def _finish(self, seq: Sequence, error: str) -> None:
@@ -221,5 +237,7 @@ class Engine:
         stream = self._streams.pop(request_id)
         self._owners.pop(request_id)
         stream.stats.total_seconds = time.monotonic() - stream.request.arrival
+        if stream.is_open:
+            stream.fail(RequestFailed("the request ended without an end for every choice"))
         if not self._streams:
             self._idle.set()

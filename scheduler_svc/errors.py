@@ -8,6 +8,7 @@ OctavoError
 ├── QueueFull           the bounded queue is full; carries a retry delay
 ├── Unavailable         draining, or no executor is connected
 ├── DeadlineExceeded    the deadline passed while the request waited
+├── RequestFailed       the service could not go on with this request
 └── StartupError        the service cannot start; one line says what to do
 
 `status.py` maps them to gRPC status codes, in one table.
@@ -67,6 +68,10 @@ class Unavailable(OctavoError):
 
 class DeadlineExceeded(OctavoError):
     """The deadline passed before the request was done."""
+
+
+class RequestFailed(OctavoError):
+    """The service could not go on with this request; others are not concerned."""
 
 
 class StartupError(OctavoError):

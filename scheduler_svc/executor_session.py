@@ -33,6 +33,7 @@ _log = structlog.get_logger()
 
 _EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs of grpc lack it
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
+_MAX_EPOCH = 2**62
 _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 2.0
 _CHANNEL_OPTIONS = (
@@ -161,6 +162,15 @@ class ExecutorSession:
         return answer.description  # type: ignore[no-any-return]  # the stub is untyped
 
     def _check(self, description: pb.DescribeResponse) -> None:
+        """Refuse an executor that is not ours to claim.
+
+        A live owner is not robbed: an executor whose owner is gone says so, and only then
+        is it free (a scheduler that is cut off stops answering its keep-alives).
+        """
+        if description.owner not in ("", self._config.scheduler_id):
+            raise ExecutorLost(f"is owned by scheduler {description.owner}")
+        if description.epoch >= _MAX_EPOCH:
+            raise ExecutorLost(f"reports epoch {description.epoch}, beyond all that are claimed")
         expected, found = self._fingerprint, description.fingerprint
         if expected and found and expected != found:
             raise ExecutorLost(

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
+from typing import Any
 
 import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2
+from octavo.v1 import admin_pb2, inference_pb2
 
-from scheduler_svc.api import inference
-from scheduler_svc.api.admin import AdminServicer
+from scheduler_svc.api import admin, inference
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import StartupError
@@ -66,9 +66,7 @@ class SchedulerServer:
             )
         )
         inference.add_to_server(self._inference, server)
-        admin_pb2_grpc.add_AdminServiceServicer_to_server(
-            AdminServicer(self.engine, self.config.scheduler_id), server
-        )
+        admin.add_to_server(admin.AdminServicer(self.engine, self.config.scheduler_id), server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
@@ -118,13 +116,23 @@ class SchedulerServer:
             await asyncio.sleep(_HEALTH_INTERVAL_SECONDS)
 
 
-async def serve(config: SchedulerConfig) -> None:
-    """Run until SIGTERM or SIGINT, then drain."""
+async def serve(config: SchedulerConfig) -> int:
+    """Run until SIGTERM or SIGINT, then drain.
+
+    Returns: 0; or 1 if the engine died, so that the orchestrator starts a new process.
+    """
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopping.set)
     server = SchedulerServer(config)
     await server.start()
-    await stopping.wait()
+    signalled = asyncio.create_task(stopping.wait())
+    ends: set[asyncio.Future[Any]] = {signalled, server.engine.died}
+    await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+    if server.engine.died.done():
+        _log.critical("engine_died", error=repr(server.engine.died.result()))
+        signalled.cancel()
+        return 1
     await server.stop()
+    return 0

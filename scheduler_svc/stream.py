@@ -81,6 +81,11 @@ class TokenStream:
             self._ready.set()
             self._cancel(self.request.request_id)
 
+    @property
+    def is_open(self) -> bool:
+        """A choice has not ended yet."""
+        return bool(self._open)
+
     # -- the engine's side ---------------------------------------------------------
 
     def push_token(self, sample_index: int, token: int) -> None:

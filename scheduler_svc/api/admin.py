@@ -6,9 +6,10 @@ import asyncio
 from typing import Any
 
 import grpc
-from octavo.v1 import admin_pb2, admin_pb2_grpc
+from octavo.v1 import admin_pb2
 
 from scheduler_svc.api import status
+from scheduler_svc.api.codec import Malformed, register
 from scheduler_svc.core import snapshot
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState
@@ -22,7 +23,7 @@ _MIN_INTERVAL_MS, _MAX_INTERVAL_MS = 20, 60_000
 Context = grpc.aio.ServicerContext[Any, Any]
 
 
-class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
+class AdminServicer:
     """Shows the engine's state; changes nothing."""
 
     def __init__(self, engine: Engine, scheduler_id: str) -> None:
@@ -35,19 +36,20 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         self._engine = engine
         self._scheduler_id = scheduler_id
 
-    async def Snapshot(
-        self, request: admin_pb2.SnapshotRequest, context: Context
+    async def snapshot(
+        self, request: admin_pb2.SnapshotRequest | Malformed, context: Context
     ) -> admin_pb2.SnapshotResponse:
         """Return one snapshot."""
-        del context
+        if isinstance(request, Malformed):
+            await status.abort(context, status.from_error(request.error))
         return admin_pb2.SnapshotResponse(
             snapshot=self._take(request.include_sequences, request.include_blocks)
         )
 
-    async def Watch(  # type: ignore[override]  # writes to the context instead of yielding
-        self, request: admin_pb2.WatchRequest, context: Context
-    ) -> None:
+    async def watch(self, request: admin_pb2.WatchRequest | Malformed, context: Context) -> None:
         """Write a snapshot at every interval until the client is gone."""
+        if isinstance(request, Malformed):
+            await status.abort(context, status.from_error(request.error))
         interval = request.interval_ms or _DEFAULT_INTERVAL_MS
         if not _MIN_INTERVAL_MS <= interval <= _MAX_INTERVAL_MS:
             bound = f"0 or between {_MIN_INTERVAL_MS} and {_MAX_INTERVAL_MS}"
@@ -64,6 +66,15 @@ class AdminServicer(admin_pb2_grpc.AdminServiceServicer):
         for session in self._engine.sessions:
             message.executors.append(_executor(session, include_sequences, include_blocks))
         return message
+
+
+def add_to_server(servicer: AdminServicer, server: grpc.aio.Server) -> None:
+    """Register the service with deserializers that answer bad bytes properly."""
+    register(
+        server,
+        admin_pb2.DESCRIPTOR.services_by_name["AdminService"],
+        {"Snapshot": servicer.snapshot, "Watch": servicer.watch},
+    )
 
 
 def _executor(

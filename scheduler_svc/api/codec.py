@@ -10,11 +10,13 @@ RESOURCE_EXHAUSTED and no details.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+import grpc
+from google.protobuf import message_factory
+from google.protobuf.descriptor import Descriptor, FieldDescriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError, Message
 
 from scheduler_svc.errors import InvalidArgument
@@ -43,6 +45,36 @@ def deserializer(kind: type[M]) -> Callable[[bytes], M | Malformed]:
             return Malformed(explain(data, cast(Descriptor, kind.DESCRIPTOR)))
 
     return parse
+
+
+def register(
+    server: grpc.aio.Server,
+    service: ServiceDescriptor,
+    methods: Mapping[str, Callable[..., Any]],
+) -> None:
+    """Add a service whose methods take a message or a `Malformed`.
+
+    Args:
+        server: not started yet.
+        service: its descriptor; every method takes one request.
+        methods: by name, coroutines of (message, context).
+    """
+    handlers = {}
+    for method in service.methods:
+        request = message_factory.GetMessageClass(method.input_type)
+        response = message_factory.GetMessageClass(method.output_type)
+        make = (
+            grpc.unary_stream_rpc_method_handler
+            if method.server_streaming
+            else grpc.unary_unary_rpc_method_handler
+        )
+        handlers[method.name] = make(
+            methods[method.name],
+            request_deserializer=deserializer(request),
+            response_serializer=response.SerializeToString,
+        )
+    generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
+    server.add_generic_rpc_handlers((generic,))
 
 
 def explain(data: bytes, descriptor: Descriptor) -> InvalidArgument:

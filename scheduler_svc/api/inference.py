@@ -13,7 +13,7 @@ from google.protobuf.message import Message as ProtoMessage
 from octavo.v1 import inference_pb2
 
 from scheduler_svc.api import bounds, status, validation
-from scheduler_svc.api.codec import Malformed, deserializer
+from scheduler_svc.api.codec import Malformed, register
 from scheduler_svc.api.generation import Generation
 from scheduler_svc.api.ports import Engine, TokenStream
 from scheduler_svc.core.request import FinishReason
@@ -21,6 +21,7 @@ from scheduler_svc.errors import (
     DeadlineExceeded,
     InvalidArgument,
     OctavoError,
+    RequestFailed,
     Unavailable,
     UnknownModel,
 )
@@ -37,10 +38,6 @@ _INTERNAL = "internal error; the service's log has more under the request id"
 Context = grpc.aio.ServicerContext[Any, Any]
 Req = TypeVar("Req", bound=ProtoMessage)
 Res = TypeVar("Res")
-
-
-class _RequestFailed(OctavoError):
-    """The engine gave a request up; the status is INTERNAL."""
 
 
 class InferenceServicer:
@@ -207,7 +204,7 @@ class InferenceServicer:
         ends = [choice.end for choice in generation.choices if choice.end is not None]
         for end in ends:
             if end.reason is FinishReason.ERROR:
-                raise _RequestFailed(end.error or "the service could not go on with this request")
+                raise RequestFailed(end.error or "the service could not go on with this request")
         if any(end.reason is FinishReason.CANCELLED for end in ends):
             deadline = generation.request.deadline
             if deadline is not None and self._clock() >= deadline:
@@ -285,31 +282,16 @@ class InferenceServicer:
 
 def add_to_server(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
     """Register the service with deserializers that answer bad bytes properly."""
-    service = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-    handlers = {
-        "Generate": grpc.unary_stream_rpc_method_handler(
-            servicer.generate,
-            request_deserializer=deserializer(inference_pb2.GenerateRequest),
-            response_serializer=inference_pb2.GenerateResponse.SerializeToString,
-        ),
-        "Tokenize": grpc.unary_unary_rpc_method_handler(
-            servicer.tokenize,
-            request_deserializer=deserializer(inference_pb2.TokenizeRequest),
-            response_serializer=inference_pb2.TokenizeResponse.SerializeToString,
-        ),
-        "Detokenize": grpc.unary_unary_rpc_method_handler(
-            servicer.detokenize,
-            request_deserializer=deserializer(inference_pb2.DetokenizeRequest),
-            response_serializer=inference_pb2.DetokenizeResponse.SerializeToString,
-        ),
-        "GetModel": grpc.unary_unary_rpc_method_handler(
-            servicer.get_model,
-            request_deserializer=deserializer(inference_pb2.GetModelRequest),
-            response_serializer=inference_pb2.GetModelResponse.SerializeToString,
-        ),
-    }
-    generic = grpc.method_handlers_generic_handler(service.full_name, handlers)
-    server.add_generic_rpc_handlers((generic,))
+    register(
+        server,
+        inference_pb2.DESCRIPTOR.services_by_name["InferenceService"],
+        {
+            "Generate": servicer.generate,
+            "Tokenize": servicer.tokenize,
+            "Detokenize": servicer.detokenize,
+            "GetModel": servicer.get_model,
+        },
+    )
 
 
 def _turns(chat: inference_pb2.ChatPrompt) -> list[Message]:

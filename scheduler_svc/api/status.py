@@ -27,6 +27,7 @@ _TABLE: dict[type[errors.OctavoError], tuple[int, str]] = {
     errors.NeverFits: (code_pb2.FAILED_PRECONDITION, "NEVER_FITS"),
     errors.QueueFull: (code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     errors.Unavailable: (code_pb2.UNAVAILABLE, "UNAVAILABLE"),
+    errors.RequestFailed: (code_pb2.INTERNAL, "INTERNAL"),
     errors.DeadlineExceeded: (code_pb2.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
 }
 

@@ -217,7 +217,7 @@ def _sampling(params: types_pb2.SamplingParams, limits: ServedLimits) -> Samplin
         top_k=0 if top_k >= limits.vocab_size else top_k,
         top_p=value("top_p", defaults.top_p, 0, 1, above=True),
         min_p=value("min_p", 0, 0, 1),
-        repetition_penalty=value("repetition_penalty", 1, 0, 100, above=True),
+        repetition_penalty=value("repetition_penalty", 1, 0.01, 100),
         presence_penalty=value("presence_penalty", 0, -2, 2),
         frequency_penalty=value("frequency_penalty", 0, -2, 2),
         seed=params.seed if params.HasField("seed") else secrets.randbits(_SEED_BITS),

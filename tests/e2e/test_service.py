@@ -14,6 +14,7 @@ from octavo.v1 import inference_pb2
 from octavo_client import (
     AlreadyExists,
     AsyncClient,
+    Beam,
     Delta,
     Finished,
     FinishReason,
@@ -155,6 +156,20 @@ async def test_stop_strings_end_before_the_match(client: AsyncClient) -> None:
     await until_free(client)
 
 
+async def test_a_search_with_too_few_ends_still_ends(client: AsyncClient) -> None:
+    """Where one token is allowed there is one hypothesis; the other choices end empty."""
+    completion = await client.generate(
+        tokens=[500, 501, 502],
+        n=2,
+        beam=Beam(width=2),
+        allowed_token_ids=[7],
+        max_tokens=3,
+        timeout=30,
+    )
+    assert [list(c.token_ids) for c in completion.choices] == [[7, 7, 7], []]
+    await until_free(client)
+
+
 BAD_REQUESTS = [
     ({"prompt": ""}, "text"),
     ({"tokens": []}, "tokens"),
@@ -162,6 +177,7 @@ BAD_REQUESTS = [
     ({"tokens": [5] * 9000}, "tokens"),
     ({"prompt": "a", "temperature": -1.0}, "sampling.temperature"),
     ({"prompt": "a", "temperature": float("nan")}, "sampling.temperature"),
+    ({"prompt": "a", "repetition_penalty": 1e-38}, "sampling.repetition_penalty"),
     ({"prompt": "a", "top_p": 0.0}, "sampling.top_p"),
     ({"prompt": "a", "top_p": float("inf")}, "sampling.top_p"),
     ({"prompt": "a", "max_tokens": 0}, "stopping.max_tokens"),
@@ -222,6 +238,10 @@ async def test_bytes_that_are_no_request(served: Served) -> None:
     async with grpc.aio.insecure_channel(stack.target) as channel:
         call = channel.unary_stream("/octavo.v1.InferenceService/Generate")
         bad_text = bytes([0x1A, 3]) + b"a\xff\xfe"
+        admin = channel.unary_unary("/octavo.v1.AdminService/Snapshot")
+        with pytest.raises(grpc.aio.AioRpcError) as refused:
+            await admin(b"\xff" * 20, timeout=20)
+        assert refused.value.code() is grpc.StatusCode.INVALID_ARGUMENT
         for payload, name in ((bad_text, "text"), (bad_text[:-1], "")):
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 async for _ in call(payload, timeout=20):

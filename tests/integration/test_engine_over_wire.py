@@ -206,6 +206,40 @@ async def test_draining_refuses_new_work_and_ends_the_old(rig: Rig) -> None:
     assert await draining == 0
 
 
+async def test_a_live_owner_is_not_robbed(rig: Rig) -> None:
+    """A second scheduler waits while the first lives, and takes over when it has gone."""
+    address = rig.engine.sessions[0].address
+    second = Engine(SchedulerConfig(executors=(address,), scheduler_id="second"), "")
+    await second.start()
+    stream = await rig.submit("first", [5, 6], 60)
+    await asyncio.sleep(0.5)
+    assert not second.is_healthy and "is owned by" in second.sessions[0].last_error
+    assert rig.engine.sessions[0].epoch == 1
+    assert (await read_all(stream)).tokens == expected([5, 6], 60)
+    await rig.engine.stop()
+    async with asyncio.timeout(WAIT):
+        while not second.is_healthy:
+            await asyncio.sleep(0.02)
+    assert second.sessions[0].epoch == 2
+    await second.stop()
+
+
+async def test_a_fault_of_our_own_ends_the_engine(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After an exception that nobody expected the engine says that it died, and why."""
+    core = rig.engine.sessions[0].core
+
+    def break_down(_: float) -> None:
+        raise AssertionError("an invariant does not hold")
+
+    monkeypatch.setattr(core, "plan", break_down)
+    await rig.submit("any", [5], 3)
+    async with asyncio.timeout(WAIT):
+        error = await asyncio.shield(rig.engine.died)
+    assert "an invariant" in str(error)
+
+
 def test_the_fake_is_an_engine_of_the_executor() -> None:
     """The stand-in has what the executor's own engine has."""
     for name in ("run", "reset", "audit", "num_rows"):

@@ -275,7 +275,7 @@ class BeamSearch(_message.Message):
     """width of the beam. Bounds: 2 to 16."""
     length_penalty: _builtins.float
     """length_penalty: a finished beam's score is the sum of its log-probabilities
-    divided by length to this power. Unset: 1.
+    divided by length to this power. Unset: 1. Bounds: -10 to 10.
     """
     early_stopping: _builtins.bool
     """early_stopping ends the search as soon as width beams are finished."""

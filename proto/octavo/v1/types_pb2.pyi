@@ -107,7 +107,7 @@ class SamplingParams(_message.Message):
     """
     repetition_penalty: _builtins.float
     """repetition_penalty divides (or, for negative logits, multiplies) the logit of
-    every token seen in prompt or output. 1 means none. Bounds: above 0, to 100.
+    every token seen in prompt or output. 1 means none. Bounds: 0.01 to 100.
     """
     presence_penalty: _builtins.float
     """presence_penalty is subtracted from the logit of every token seen in the
