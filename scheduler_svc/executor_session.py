@@ -284,5 +284,9 @@ class ExecutorSession:
     def _note_lost(self, reason: str) -> None:
         was_new = reason != self.last_error
         self.last_error = reason
-        if was_new:
+        if not was_new:
+            return
+        if self.description is None:
+            _log.info("executor_awaited", executor=self.address, reason=reason)
+        else:
             _log.warning("executor_lost", executor=self.address, reason=reason)
