@@ -1,8 +1,8 @@
 """From logits to tokens: greedy, or one counter-based draw per row.
 
-Draws invert the cumulative distribution in the order of token ids, so that one
-uniform number decides and the result does not hang on the order of a sort. A row's
-token depends on its own logits and keys only, never on what is sampled beside it.
+A draw is a race in which every token has a random number of its own (`draws.py`), so a
+row's token depends on its own logits and keys only, never on what is sampled beside it,
+nor on the rounding that another batch shape brings to the logits.
 """
 
 from __future__ import annotations
@@ -16,13 +16,20 @@ import torch
 from torch import Tensor
 
 from executor_svc.batch import StepBatch
-from executor_svc.draws import uniforms
+from executor_svc.draws import exponentials, keys
 from executor_svc.logits import adjust, positions
 from executor_svc.plan import Position, RowLogprobs
 from executor_svc.rows import RowTable
 
 # Sorted values looked at before a whole vocabulary is sorted for top-p.
 _NUCLEUS_HEAD = 1024
+
+# Numbers drawn at once, in whole rows: on a CPU what stays in the cache, which is one row
+# of a large vocabulary; a GPU wants many, as far as memory goes.
+_CPU_NUMBERS, _GPU_NUMBERS = 1 << 16, 1 << 23
+
+# Filtered rows drawn for at once: few numbers as a rule, but it may be all of them.
+_FILTERED_ROWS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +73,7 @@ def sample(logits: Tensor, batch: StepBatch, rows: RowTable) -> Samples:
             top_k=chosen["top_k"],
             top_p=chosen["top_p"],
             min_p=chosen["min_p"],
-            uniform=uniforms(chosen["seed"], chosen["sample_index"], chosen["num_tokens"]),
+            row_keys=keys(chosen["seed"], chosen["sample_index"], chosen["num_tokens"]),
         )
     tokens[~sound] = 0
     sampled = _sampled_positions(lines, tokens, state, sound, sample_rows)
@@ -83,7 +90,7 @@ def draw(
     top_k: npt.NDArray[np.int64],
     top_p: npt.NDArray[np.float64],
     min_p: npt.NDArray[np.float64],
-    uniform: npt.NDArray[np.float64],
+    row_keys: npt.NDArray[np.int32],
 ) -> npt.NDArray[np.int64]:
     """Draw one token per line: temperature, then top-k, top-p, min-p, then the draw.
 
@@ -93,26 +100,90 @@ def draw(
         top_k: [n], 0 keeps all. Of equal tokens those with lower ids are kept.
         top_p: [n], 1 keeps all.
         min_p: [n], 0 keeps all.
-        uniform: [n] in [0, 1), the place on the cumulative distribution.
+        row_keys: [n, 2], of `draws.keys`.
     """
+    num_lines, vocab_size = logits.shape
     device = logits.device
-    scaled = logits.float() - logits.max(dim=-1, keepdim=True).values.float()
-    scaled /= torch.from_numpy(temperature.astype(np.float32)).to(device)[:, None]
-    weights = scaled.exp_()  # the likeliest token weighs 1
+    ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
+    tokens = np.empty(num_lines, np.int64)
+    filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
+    numbers = _GPU_NUMBERS if device.type == "cuda" else _CPU_NUMBERS
+    step = max(1, numbers // vocab_size)
+    free = np.flatnonzero(~filtered)
+    for places in np.split(free, range(step, len(free), step)):
+        if places.size:
+            weights = _weights(_pick(logits, places), temperature[places])
+            noise = exponentials(ids, torch.from_numpy(row_keys[places, None]).to(device))
+            tokens[places] = _first(noise.div_(weights))
+    places = np.flatnonzero(filtered)
+    if places.size:
+        weights = _weights(_pick(logits, places), temperature[places])
+        _filter(weights, top_k[places], top_p[places], min_p[places])
+        for begin in range(0, len(places), _FILTERED_ROWS):
+            some = places[begin : begin + _FILTERED_ROWS]
+            tokens[some] = _draw_of_few(weights[begin : begin + _FILTERED_ROWS], row_keys[some])
+    return tokens
+
+
+def _draw_of_few(weights: Tensor, row_keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
+    """Draw where most tokens weigh nothing: only the others are given numbers."""
+    num_lines, vocab_size = weights.shape
+    flat = weights.reshape(-1)
+    places = _where_positive(flat)
+    lines = places // vocab_size
+    ids = places - lines * vocab_size
+    of_places = torch.from_numpy(row_keys).to(weights.device)[lines]
+    arrivals = exponentials(ids.int(), of_places).div_(flat[places]).cpu().numpy()
+    ends = np.searchsorted(lines.cpu().numpy(), np.arange(num_lines + 1))
+    first = [
+        begin + int(arrivals[begin:end].argmin())
+        for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
+    ]
+    return np.asarray(ids.cpu().numpy()[first])
+
+
+def _pick(logits: Tensor, places: npt.NDArray[np.int64]) -> Tensor:
+    """Lines by number; a single one without a copy."""
+    if len(places) == 1:
+        return logits[places[0] : places[0] + 1]
+    return logits[torch.from_numpy(places).to(logits.device)]
+
+
+def _weights(lines: Tensor, temperature: npt.NDArray[np.float64]) -> Tensor:
+    """Probabilities times a factor of each line's own: the likeliest token weighs 1."""
+    scaled = lines.float() - lines.amax(dim=-1, keepdim=True).float()
+    scaled /= torch.from_numpy(temperature.astype(np.float32)).to(lines.device)[:, None]
+    return scaled.exp_()
+
+
+def _first(arrivals: Tensor) -> npt.NDArray[np.int64]:
+    """Where each line is least. On a CPU numpy finds it many times faster than torch."""
+    if arrivals.device.type == "cpu":
+        return np.asarray(arrivals.numpy().argmin(axis=-1))
+    return np.asarray(arrivals.argmin(dim=-1).cpu().numpy())
+
+
+def _where_positive(line: Tensor) -> Tensor:
+    """Places above 0, ascending; by numpy on a CPU for the same reason."""
+    if line.device.type == "cpu":
+        return torch.from_numpy(np.flatnonzero(line.numpy() > 0))
+    return line.nonzero()[:, 0]
+
+
+def _filter(
+    weights: Tensor,
+    top_k: npt.NDArray[np.int64],
+    top_p: npt.NDArray[np.float64],
+    min_p: npt.NDArray[np.float64],
+) -> None:
+    """Zero in place what top-k, then top-p, then min-p leave out."""
     limited = np.flatnonzero((top_k > 0) | (top_p < 1))
     if limited.size:
-        places = torch.from_numpy(limited).to(device)
+        places = torch.from_numpy(limited).to(weights.device)
         weights[places] = _limit(weights[places], top_k[limited], top_p[limited])
     if (min_p > 0).any():
-        floor = torch.from_numpy(min_p.astype(np.float32)).to(device)[:, None]
+        floor = torch.from_numpy(min_p.astype(np.float32)).to(weights.device)[:, None]
         weights.masked_fill_(weights < floor, 0)
-    cumulative = weights.cumsum(dim=-1, dtype=torch.float64)
-    target = torch.from_numpy(uniform).to(device)[:, None] * cumulative[:, -1:]
-    # A uniform below 1 times the total stays below the total, in float64 too: whatever
-    # token is found has a weight above 0.
-    token = torch.searchsorted(cumulative, target, right=True)
-    result: npt.NDArray[np.int64] = token[:, 0].cpu().numpy()
-    return result
 
 
 def _limit(weights: Tensor, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64]) -> Tensor:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from executor_svc.draws import uniforms
+from executor_svc.draws import exponentials, keys
 
 
 @dataclass(frozen=True)
@@ -61,27 +61,24 @@ class Judge:
     def is_drawn(
         self, prompt: list[int], output: list[int], *, seed: int, index: int, temperature: float
     ) -> bool:
-        """Say whether each token is the one that its own random number selects.
+        """Say whether each token wins the race of its place.
 
-        The number belongs to (seed, sample index, position); the token is where the
-        cumulated probability passes it, give or take what fp32 leaves uncertain.
+        The race belongs to (seed, sample index, position); the winner's score is the
+        largest, give or take what another order of summation leaves uncertain.
         """
         ids = torch.tensor([[*prompt, *output[:-1]]])
         logits = self.model(input_ids=ids, use_cache=False).logits[0, len(prompt) - 1 :]
-        cumulated = torch.softmax(logits.double() / temperature, dim=-1).cumsum(-1)
         count = len(output)
-        numbers = torch.from_numpy(
-            uniforms(
-                np.full(count, seed, np.uint64),
-                np.full(count, index, np.int64),
-                np.arange(len(prompt), len(prompt) + count, dtype=np.int64),
-            )
+        row_keys = keys(
+            np.full(count, seed, np.uint64),
+            np.full(count, index, np.int64),
+            np.arange(len(prompt), len(prompt) + count, dtype=np.int64),
         )
-        rows, tokens = torch.arange(count), torch.tensor(output)
-        above = cumulated[rows, tokens]
-        below = torch.where(tokens > 0, cumulated[rows, (tokens - 1).clamp(min=0)], 0.0)
-        slack = 1e-4
-        return bool(((below - slack <= numbers) & (numbers <= above + slack)).all())
+        ids_of_all = torch.arange(logits.shape[-1], dtype=torch.int32)
+        noise = exponentials(ids_of_all, torch.from_numpy(row_keys[:, None]))
+        scores = logits / temperature - noise.log()
+        drawn = scores[torch.arange(count), torch.tensor(output)]
+        return bool((drawn >= scores.max(dim=-1).values - 1e-3).all())
 
     @torch.inference_mode()
     def generate(self, prompt: list[int], num_tokens: int, **options: object) -> list[int]:
