@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from executor_svc.errors import InvalidPlan
 from executor_svc.plan import Plan, RowDigest, RowStart, TableUpdate
+from executor_svc.sampling_bounds import check_sampling
 
 _STATE = np.dtype(
     [
@@ -217,6 +218,7 @@ class RowTable:
             )
         self._check_table(start.blocks, 0, where)
         self._check_tokens(start.tokens, where)
+        check_sampling(start, self.limits.vocab_size)
         self._check_tokens(list(start.sampling.logit_bias), f"{where}: logit_bias")
         self._check_tokens(start.sampling.allowed_token_ids, f"{where}: allowed_token_ids")
         self.tokens[row, :num_tokens] = start.tokens

@@ -166,6 +166,56 @@ BROKEN = {
 }
 
 
+NAN, INF = float("nan"), float("inf")
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("temperature", [NAN, INF, -0.5]),
+        ("top_p", [NAN, 0.0, -0.1, 1.5]),
+        ("min_p", [NAN, -0.1, 2.0]),
+        ("repetition_penalty", [NAN, INF, 0.0, 0.009, 101.0]),
+        ("presence_penalty", [NAN, INF, -INF]),
+        ("frequency_penalty", [NAN, INF, -INF]),
+    ],
+)
+def test_sampling_out_of_bounds_is_named(rows: RowTable, name: str, values: list[float]) -> None:
+    """A value that the sampler has no meaning for is refused with its field."""
+    for value in values:
+        with pytest.raises(InvalidPlan, match=f"row 1 has {name} "):
+            rows.apply(Plan(starts=[start(1, sampling=Sampling(**{name: value}))]))
+
+
+@pytest.mark.parametrize(
+    ("fields", "most"),
+    [
+        ({"num_logprobs": 1001}, 1000),
+        ({"num_prompt_logprobs": 1001}, 1000),
+        ({"num_beam_candidates": 98}, 97),
+    ],
+)
+def test_counts_out_of_bounds_are_named(rows: RowTable, fields: dict[str, int], most: int) -> None:
+    """More log-probabilities than a thousand, or candidates than tokens, are refused."""
+    with pytest.raises(InvalidPlan, match=f"{next(iter(fields))} .* not at most {most}"):
+        rows.apply(Plan(starts=[start(1, **fields)]))
+
+
+def test_infinite_bias_is_refused(rows: RowTable) -> None:
+    """A bias must leave the logit a number."""
+    with pytest.raises(InvalidPlan, match=r"logit_bias\[3\] nan, not finite"):
+        rows.apply(Plan(starts=[start(1, sampling=Sampling(logit_bias={3: NAN}))]))
+
+
+def test_bounds_themselves_are_allowed(rows: RowTable) -> None:
+    """Both ends of every closed bound are served, in the precision of the wire."""
+    low = Sampling(0, 0, 1e-6, 0, float(np.float32(0.01)), -2, -2)
+    high = Sampling(100, 2**32 - 1, 1, 1, 100, 2, 2)
+    most = {"num_logprobs": 1000, "num_prompt_logprobs": 1000, "num_beam_candidates": 97}
+    rows.apply(Plan(starts=[start(1, sampling=low), start(2, sampling=high, **most)]))
+    assert rows.num_live == 2
+
+
 @pytest.mark.parametrize("message", BROKEN)
 def test_broken_plans_are_named(rows: RowTable, message: str) -> None:
     """A plan that breaks the protocol is refused with the field and what is wrong."""
