@@ -8,6 +8,7 @@ ExecutorError
 ├── DeviceLost           the device is beyond use: the process must end
 ├── NotReady             the model is still loading
 └── ClaimRefused         a Run stream is not, or no longer, the owner's
+    ├── InvalidRequest   bytes that are no message, or an epoch that cannot be one
     ├── StaleEpoch       another scheduler holds, or took, a higher epoch
     ├── ModelMismatch    the claim expects another model or block size
     ├── OutOfOrder       a plan was lost, repeated or reordered
@@ -50,6 +51,10 @@ class NotReady(ExecutorError):
 
 class ClaimRefused(ExecutorError):
     """A Run stream may not go on."""
+
+
+class InvalidRequest(ClaimRefused):
+    """Bytes that are no message, or an epoch that cannot be one."""
 
 
 class StaleEpoch(ClaimRefused):

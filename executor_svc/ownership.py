@@ -8,8 +8,17 @@ from __future__ import annotations
 
 import asyncio
 
-from executor_svc.errors import ClaimRefused, ModelMismatch, OutOfOrder, StaleEpoch
+from executor_svc.errors import (
+    ClaimRefused,
+    InvalidRequest,
+    ModelMismatch,
+    OutOfOrder,
+    StaleEpoch,
+)
 from executor_svc.plan import Description
+
+_EPOCH_LIMIT = 1 << 62
+"""Claiming the largest epoch would lock out everybody after; no honest count gets here."""
 
 
 class Lease:
@@ -70,9 +79,12 @@ class Ownership:
         """Take the executor over, ending the older owner's stream.
 
         Raises:
+            InvalidRequest: if the epoch is 0, or so high that few could come after it.
             StaleEpoch: if the epoch is not above every one before.
             ModelMismatch: if the claimant expects another model or block size.
         """
+        if not 1 <= epoch < _EPOCH_LIMIT:
+            raise InvalidRequest(f"epoch {epoch} is not between 1 and {_EPOCH_LIMIT - 1}")
         if epoch <= self.epoch:
             raise StaleEpoch(
                 f"epoch {epoch} is not above {self.epoch}, last claimed"

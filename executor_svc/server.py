@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
-from octavo.v1 import executor_pb2, executor_pb2_grpc
+from octavo.v1 import executor_pb2
 
 from executor_svc.config import ExecutorConfig
 from executor_svc.device_thread import DeviceThread, Engine
@@ -64,7 +64,7 @@ class ExecutorServer:
         Raises:
             StartupError: if the address cannot be had.
         """
-        executor_pb2_grpc.add_ExecutorServiceServicer_to_server(self._servicer, self._server)
+        self._server.add_generic_rpc_handlers((self._servicer.handlers(),))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             [SERVICE, health.SERVICE_NAME, reflection.SERVICE_NAME], self._server

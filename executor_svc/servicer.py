@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import grpc
 from google.protobuf import any_pb2
+from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 from octavo.v1 import executor_pb2 as pb
-from octavo.v1 import executor_pb2_grpc
 
+from executor_svc.codec import Malformed, deserializer
 from executor_svc.device_thread import DeviceThread
 from executor_svc.errors import (
     ClaimRefused,
@@ -23,6 +24,7 @@ from executor_svc.errors import (
     Draining,
     ExecutorError,
     InvalidPlan,
+    InvalidRequest,
     ModelMismatch,
     NotReady,
     OutOfOrder,
@@ -46,6 +48,7 @@ _DOMAIN = "octavo"
 _MAX_PLANS_TAKEN = 8
 
 _STATUS: dict[type[ExecutorError], tuple[int, str]] = {
+    InvalidRequest: (code_pb2.INVALID_ARGUMENT, "INVALID_ARGUMENT"),
     StaleEpoch: (code_pb2.FAILED_PRECONDITION, "STALE_EPOCH"),
     ModelMismatch: (code_pb2.FAILED_PRECONDITION, "MODEL_MISMATCH"),
     OutOfOrder: (code_pb2.FAILED_PRECONDITION, "OUT_OF_ORDER"),
@@ -54,13 +57,16 @@ _STATUS: dict[type[ExecutorError], tuple[int, str]] = {
     DeviceLost: (code_pb2.INTERNAL, "DEVICE_LOST"),
 }
 
+_SERVICE = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
+
 _RunContext = grpc.aio.ServicerContext[pb.StepPlan, pb.StepResult]
+M = TypeVar("M", bound=Message)
 _Answer = asyncio.Future[Outcome]
 # What is to be written next: a result to wait for, the reason to end, or the end.
 _Pending = asyncio.Queue[_Answer | ExecutorError | None]
 
 
-class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
+class ExecutorServicer:
     """Takes plans for the device thread, from the scheduler that owns this executor."""
 
     def __init__(self, device: DeviceThread) -> None:
@@ -77,42 +83,65 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         """Take no new owner; the present one's stream goes on."""
         self._draining = True
 
+    def handlers(self) -> grpc.GenericRpcHandler[Any, Any]:
+        """Give the service to register: its methods, over bytes that may be no message."""
+        methods: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+            "Describe": grpc.unary_unary_rpc_method_handler(
+                self.Describe,
+                request_deserializer=deserializer(pb.DescribeRequest),
+                response_serializer=pb.DescribeResponse.SerializeToString,
+            ),
+            "Audit": grpc.unary_unary_rpc_method_handler(
+                self.Audit,
+                request_deserializer=deserializer(pb.AuditRequest),
+                response_serializer=pb.AuditResponse.SerializeToString,
+            ),
+            "Run": grpc.stream_stream_rpc_method_handler(
+                self.Run,
+                request_deserializer=deserializer(pb.StepPlan),
+                response_serializer=pb.StepResult.SerializeToString,
+            ),
+        }
+        return grpc.method_handlers_generic_handler(_SERVICE, methods)
+
     async def Describe(  # gRPC's name
         self,
-        request: pb.DescribeRequest,  # noqa: ARG002 # gRPC's signature
+        request: pb.DescribeRequest | Malformed,
         context: grpc.aio.ServicerContext[pb.DescribeRequest, pb.DescribeResponse],
     ) -> pb.DescribeResponse:
         """Say what this executor is, and who owns it now."""
         try:
+            _require_message(request)
             return self._describe(self._description())
-        except NotReady as error:
+        except (InvalidRequest, NotReady) as error:
             await _abort(context, error)
 
     async def Audit(  # gRPC's name
         self,
-        request: pb.AuditRequest,  # noqa: ARG002 # gRPC's signature
+        request: pb.AuditRequest | Malformed,
         context: grpc.aio.ServicerContext[pb.AuditRequest, pb.AuditResponse],
     ) -> pb.AuditResponse:
         """Give the digest of every row between two steps."""
         try:
+            _require_message(request)
             self._description()
             audit = await asyncio.wrap_future(self._device.audit())
-        except (NotReady, DeviceLost) as error:
+        except (InvalidRequest, NotReady, DeviceLost) as error:
             await _abort(context, error)
         return audit_to_proto(audit.rows, epoch=audit.epoch, step_id=audit.step_id)
 
-    # The stubs know generators only; grpc.aio also takes a coroutine that writes.
-    async def Run(  # type: ignore[override] # gRPC's name
-        self, request_iterator: AsyncIterator[pb.StepPlan], context: _RunContext
+    async def Run(  # gRPC's name
+        self, request_iterator: AsyncIterator[pb.StepPlan | Malformed], context: _RunContext
     ) -> None:
         """Answer each plan of the owner with one result, in order."""
         first = await anext(aiter(request_iterator), None)
         if first is None:
             return
         try:
-            lease = await self._claim(first)
+            lease = await self._claim(_require_message(first))
         except ExecutorError as error:
-            _log.info("claim_refused", scheduler_id=first.claim.scheduler_id, reason=str(error))
+            claimant = "" if isinstance(first, Malformed) else first.claim.scheduler_id
+            _log.info("claim_refused", scheduler_id=claimant, reason=str(error))
             await _abort(context, error)
         log = _log.bind(scheduler_id=lease.scheduler_id, epoch=lease.epoch)
         log.info("executor_claimed")
@@ -149,7 +178,7 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         return lease
 
     async def _follow(
-        self, lease: Lease, plans: AsyncIterator[pb.StepPlan], context: _RunContext
+        self, lease: Lease, plans: AsyncIterator[pb.StepPlan | Malformed], context: _RunContext
     ) -> None:
         """Read and answer plans until the stream ends or the lease does.
 
@@ -175,10 +204,11 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
             await asyncio.gather(reader, writer, return_exceptions=True)
 
     async def _read(
-        self, lease: Lease, plans: AsyncIterator[pb.StepPlan], pending: _Pending
+        self, lease: Lease, plans: AsyncIterator[pb.StepPlan | Malformed], pending: _Pending
     ) -> None:
         try:
-            async for message in plans:
+            async for received in plans:
+                message = _require_message(received)
                 if message.HasField("claim"):
                     raise OutOfOrder("a claim came in the middle of a stream")
                 lease.follow(
@@ -202,7 +232,10 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
                 step_id=message.step_id,
                 broken=StepError(StepErrorKind.INVALID_PLAN, str(error)),
             )
-        return asyncio.wrap_future(self._device.submit(plan))
+        answer = asyncio.wrap_future(self._device.submit(plan))
+        # If the stream ends first nobody waits for it, and asyncio would call that an error.
+        answer.add_done_callback(_see_exception)
+        return answer
 
     def _description(self) -> Description:
         ready = self._device.ready
@@ -214,6 +247,17 @@ class ExecutorServicer(executor_pb2_grpc.ExecutorServiceServicer):
         return description_to_proto(
             description, epoch=self._ownership.epoch, owner=self._ownership.owner
         )
+
+
+def _require_message(received: M | Malformed) -> M:
+    if isinstance(received, Malformed):
+        raise InvalidRequest(str(received))
+    return received
+
+
+def _see_exception(answer: _Answer) -> None:
+    if not answer.cancelled():
+        answer.exception()
 
 
 async def _write(pending: _Pending, context: _RunContext) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import socket
 import threading
 from collections.abc import Callable
@@ -65,6 +66,27 @@ async def test_health_follows_a_hung_step(start: Callable[..., Any], gated: Gate
     gated.gate.set()
     assert (await stream.read()).step_id == 1
     await running.health_becomes("SERVING")
+
+
+async def test_a_takeover_with_plans_pending_is_no_error(
+    start: Callable[..., Any], gated: Gated, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Plans that nobody waits for any more end without a word in the log."""
+    running = await start(lambda: gated)
+    old = await running.claim(1)
+    await old.read()
+    for _ in range(6):
+        await old.send()
+    async with asyncio.timeout(WAIT):
+        while running.server._device.busy_seconds() == 0:  # a thread's, so there is no event
+            await asyncio.sleep(0.01)
+    new = await running.claim(2)
+    assert (await old.refusal())[1] == "STALE_EPOCH"
+    gated.gate.set()
+    await new.read()
+    gc.collect()
+    await asyncio.sleep(0)
+    assert not [record for record in caplog.records if "never retrieved" in record.message]
 
 
 async def test_before_the_model_is_loaded(start: Callable[..., Any], executor: Executor) -> None:

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 
 from executor_svc.executor import Executor
 from executor_svc.server import SERVICE
-from tests.integration.executor_rig import PROMPT, WAIT, Running, Stream, config, row_start
+from tests.integration.executor_rig import PROMPT, WAIT, Running, Stream, config, refusal, row_start
 
 
 async def test_a_claim_is_answered_by_the_description(running: Running) -> None:
@@ -134,6 +134,63 @@ async def test_a_stream_must_begin_with_a_claim(running: Running) -> None:
     await stream.send()
     code, reason, _ = await stream.refusal()
     assert (code, reason) == (grpc.StatusCode.FAILED_PRECONDITION, "OUT_OF_ORDER")
+
+
+@pytest.mark.parametrize("epoch", [0, 2**62, 2**64 - 1])
+async def test_an_absurd_epoch_cannot_claim(running: Running, epoch: int) -> None:
+    """An epoch that would lock out every later claimant is refused; others may claim."""
+    code, reason, message = await (await running.claim(epoch)).refusal()
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert f"epoch {epoch}" in message
+    assert (await (await running.claim(1)).read()).description.epoch == 1
+
+
+BAD_BYTES = b"\x0a\xff"
+
+
+def as_bytes(message: bytes) -> bytes:
+    return message
+
+
+@pytest.mark.parametrize("method", ["Describe", "Audit"])
+async def test_bytes_that_are_no_message_are_refused(
+    running: Running, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A malformed request is INVALID_ARGUMENT, and no traceback is logged."""
+    async with grpc.aio.insecure_channel(running.server.address) as channel:
+        call = channel.unary_unary(f"/{SERVICE}/{method}", request_serializer=as_bytes)
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await call(BAD_BYTES)
+    code, reason, message = refusal(caught.value)
+    assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+    assert f"not a well-formed {method}Request" in message
+    assert not caplog.records
+
+
+async def test_a_malformed_plan_ends_the_stream(
+    running: Running, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As a claim or later it is INVALID_ARGUMENT, after the results of the plans before."""
+    async with grpc.aio.insecure_channel(running.server.address) as channel:
+        call = channel.stream_stream(
+            f"/{SERVICE}/Run",
+            request_serializer=as_bytes,
+            response_deserializer=pb.StepResult.FromString,
+        )
+        claim = pb.StepPlan(epoch=1, claim=pb.Claim(scheduler_id="s")).SerializeToString()
+        for before in ([], [claim]):
+            stream = call()
+            for data in (*before, BAD_BYTES):
+                await stream.write(data)
+            for _ in before:
+                assert (await asyncio.wait_for(stream.read(), WAIT)).HasField("description")
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await asyncio.wait_for(stream.read(), WAIT)
+            code, reason, message = refusal(caught.value)
+            assert (code, reason) == (grpc.StatusCode.INVALID_ARGUMENT, "INVALID_ARGUMENT")
+            assert "not a well-formed StepPlan" in message
+    assert not caplog.records
+    assert (await running.stub.Describe(pb.DescribeRequest())).owner == ""
 
 
 async def test_an_invalid_plan_is_answered_until_the_next_claim(running: Running) -> None:

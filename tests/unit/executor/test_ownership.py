@@ -6,7 +6,7 @@ import dataclasses
 
 import pytest
 
-from executor_svc.errors import ModelMismatch, OutOfOrder, StaleEpoch
+from executor_svc.errors import InvalidRequest, ModelMismatch, OutOfOrder, StaleEpoch
 from executor_svc.ownership import Lease, Ownership
 from executor_svc.plan import Description
 
@@ -44,14 +44,23 @@ async def test_a_higher_epoch_ends_the_older_lease() -> None:
     assert (ownership.owner, ownership.epoch) == ("b", 5)
 
 
-@pytest.mark.parametrize("epoch", [0, 3, 4])
+@pytest.mark.parametrize("epoch", [3, 4])
 async def test_an_epoch_is_never_claimed_twice(epoch: int) -> None:
-    """The last epoch, an older one and zero are refused, even after the owner left."""
+    """The last epoch and an older one are refused, even after the owner left."""
     ownership = Ownership()
     ownership.release(claim(ownership, "a", 4))
     with pytest.raises(StaleEpoch, match=f"epoch {epoch} is not above 4"):
         claim(ownership, "b", epoch)
     assert ownership.owner == ""
+
+
+@pytest.mark.parametrize("epoch", [0, 2**62, 2**64 - 1])
+async def test_an_epoch_that_would_lock_others_out_is_refused(epoch: int) -> None:
+    """Zero and absurdly high epochs are refused, and the next honest claim is served."""
+    ownership = Ownership()
+    with pytest.raises(InvalidRequest, match=f"epoch {epoch} is not between 1 and"):
+        claim(ownership, "a", epoch)
+    assert claim(ownership, "b", 1).epoch == 1
 
 
 async def test_a_mismatch_names_both_and_leaves_the_owner() -> None:
