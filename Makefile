@@ -17,7 +17,7 @@ export PYTHON VENV
 help: ## List the targets
 	@printf 'Octavo. Start with: make demo\n\n'
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | \
-		awk -F ':.*## ' '{ printf "  make %-12s %s\n", $$1, $$2 }'
+		awk -F ':.*## ' '{ printf "  make %-15s %s\n", $$1, $$2 }'
 	@printf '\nPass arguments with ARGS, as in: make serve ARGS="--help"\n'
 
 .PHONY: setup
@@ -28,9 +28,10 @@ setup: ## Make .venv and fetch the default model (again: does nothing, quickly)
 demo: setup ## Start everything, send a few prompts, show what happens
 	@$(VENV)/bin/octavo demo $(ARGS)
 
+# 130 is how Ctrl-C ends it.
 .PHONY: serve
 serve: setup ## Serve the default model until Ctrl-C
-	@$(VENV)/bin/octavo serve $(ARGS)
+	@$(VENV)/bin/octavo serve $(ARGS) || { status=$$?; [ $$status -eq 130 ] || exit $$status; }
 
 .PHONY: test
 test: setup ## Run the tests that need no GPU, in their short forms
@@ -39,6 +40,13 @@ test: setup ## Run the tests that need no GPU, in their short forms
 .PHONY: test-all
 test-all: setup ## Run the tests that need no GPU, in their long forms too
 	@$(PY) -m pytest -m 'not gpu' $(ARGS)
+
+.PHONY: bench
+bench: setup ## Measure the scheduler core and the use of KV memory, in short
+	@printf 'What a steady step costs the scheduler core:\n\n'
+	@$(VENV)/bin/octavo bench core --steps 500
+	@printf '\nHow well the KV pool is used, without a model:\n\n'
+	@$(VENV)/bin/octavo bench memory --max-requests 100 | $(PY) -m json.tool
 
 .PHONY: scheduler-alone
 scheduler-alone: setup ## Install and start the scheduler where torch is not

@@ -7,33 +7,62 @@ This is the only reader of the environment in the executor. Every field is a fla
 from __future__ import annotations
 
 import os
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliApp, SettingsConfigDict, SettingsError
+from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
 from executor_svc.errors import StartupError
 
+ENV_PREFIX = "OCTAVO_EXECUTOR_"
+_PROG = "octavo executor"
+_MODEL_STORE = "~/.cache/octavo/models"
+# What --help calls the value of a flag that is neither a switch nor a choice.
+_METAVARS = {
+    "model": "NAME",
+    "model_store": "FOLDER",
+    "listen": "HOST:PORT",
+    "device": "NAME",
+    "block_size": "TOKENS",
+    "num_blocks": "BLOCKS",
+    "memory_utilization": "FRACTION",
+    "kv_cache_gib": "GIB",
+    "num_host_blocks": "BLOCKS",
+    "host_cache_gib": "GIB",
+    "max_num_batched_tokens": "TOKENS",
+    "max_num_rows": "N",
+    "max_model_len": "TOKENS",
+    "num_threads": "N",
+    "step_deadline_seconds": "SECONDS",
+    "grace_seconds": "SECONDS",
+}
+_DEFAULTS_IN_WORDS = {
+    "model_store": f"OCTAVO_MODEL_STORE if set, else {_MODEL_STORE}",
+    "num_blocks": "0, as many as memory allows",
+    "num_host_blocks": "as many as fit --host-cache-gib",
+    "max_model_len": "0, the model's own",
+    "num_threads": "0, one per CPU of this process",
+}
 _LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
 
 def _default_model_store() -> Path:
-    return Path(os.environ.get("OCTAVO_MODEL_STORE") or "~/.cache/octavo/models")
+    return Path(os.environ.get("OCTAVO_MODEL_STORE") or _MODEL_STORE)
 
 
 class ExecutorConfig(BaseSettings):
-    """Octavo's executor: runs one model over the paged KV cache that it owns."""
+    """Run one model over the paged KV cache that this process owns, for a scheduler."""
 
     model_config = SettingsConfigDict(
-        env_prefix="OCTAVO_EXECUTOR_",
+        env_prefix=ENV_PREFIX,
         frozen=True,
         extra="forbid",
         protected_namespaces=(),
-        cli_prog_name="octavo executor",
         cli_kebab_case=True,
         cli_implicit_flags=True,
-        cli_exit_on_error=False,
         cli_hide_none_type=True,
         cli_avoid_json=True,
     )
@@ -45,11 +74,10 @@ class ExecutorConfig(BaseSettings):
     )
     model_store: Path = Field(
         default_factory=_default_model_store,
-        description="Folder of the model store. Default: $OCTAVO_MODEL_STORE, else "
-        "~/.cache/octavo/models.",
+        description="Folder with one folder per model.",
     )
     listen: str = Field(
-        "127.0.0.1:50061", description="Address as host:port; port 0 takes a free one."
+        "127.0.0.1:50061", description="HOST:PORT to listen on; port 0 takes a free one."
     )
     insecure_bind: bool = Field(
         False,
@@ -67,9 +95,7 @@ class ExecutorConfig(BaseSettings):
     block_size: Annotated[int, Field(ge=8, le=128)] = Field(
         16, description="Tokens of a KV block, 8 to 128."
     )
-    num_blocks: Annotated[int, Field(ge=0)] = Field(
-        0, description="Blocks of the KV pool. 0: as many as memory allows."
-    )
+    num_blocks: Annotated[int, Field(ge=0)] = Field(0, description="Blocks of the KV pool.")
     memory_utilization: Annotated[float, Field(gt=0, le=1)] = Field(
         0.9,
         description="Share, above 0 to 1, of the memory left after a worst-case step that "
@@ -80,8 +106,7 @@ class ExecutorConfig(BaseSettings):
     )
     num_host_blocks: Annotated[int, Field(ge=0)] | None = Field(
         None,
-        description="Blocks of host memory that back swapping; 0 is off. Default: as many as "
-        "fit --host-cache-gib.",
+        description="Blocks of host memory that back swapping; 0 is off.",
     )
     host_cache_gib: Annotated[float, Field(ge=0)] = Field(
         0.25, description="GiB of host memory that back swapping."
@@ -93,16 +118,14 @@ class ExecutorConfig(BaseSettings):
         256, description="Sequences that may exist at once."
     )
     max_model_len: Annotated[int, Field(ge=0)] = Field(
-        0, description="Longest context in tokens. 0: the model's own."
+        0, description="Longest context in tokens, prompt and output."
     )
     kv_check: bool = Field(
         False,
         description="Sanitizer: tag every KV slot with what stands in it, check every read, "
         "and fail a step that would read another sequence's, naming both.",
     )
-    num_threads: Annotated[int, Field(ge=0)] = Field(
-        0, description="CPU threads of a step. 0: one per CPU of this process."
-    )
+    num_threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads of a step.")
     step_deadline_seconds: Annotated[float, Field(gt=0)] = Field(
         60.0, description="Seconds after which a step counts as hung and health says so."
     )
@@ -121,7 +144,7 @@ class ExecutorConfig(BaseSettings):
     def _listen_has_a_port(cls, listen: str) -> str:
         host, _, port = listen.rpartition(":")
         if not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError("must be host:port, with a port from 0 to 65535")
+            raise ValueError("must be HOST:PORT, with a port from 0 to 65535")
         return listen
 
     @field_validator("model_store")
@@ -148,7 +171,11 @@ def read_config(argv: list[str]) -> ExecutorConfig:
         SystemExit: after --help.
     """
     try:
-        return CliApp.run(ExecutorConfig, cli_args=argv)
+        source = CliSettingsSource[Any](
+            ExecutorConfig, root_parser=_parser(), add_argument_method=_add_flag
+        )(args=argv)
+        # a keyword that BaseSettings adds and mypy cannot see
+        return ExecutorConfig(_cli_settings_source=source)  # type: ignore[call-arg]
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")
@@ -157,5 +184,48 @@ def read_config(argv: list[str]) -> ExecutorConfig:
         flag = "--" + str(first["loc"][0]).replace("_", "-")
         raise StartupError(f"{flag}: {message}, got {first['input']!r}") from None
     except SettingsError as error:
-        message = str(error).removeprefix("error parsing CLI: ").splitlines()[0]
-        raise StartupError(f"{message}; see octavo executor --help") from None
+        raise StartupError(f"{str(error).splitlines()[0]}; see {_PROG} --help") from None
+
+
+def _parser() -> ArgumentParser:
+    """Give an empty parser whose help is for people; settings add their flags to it."""
+    parser = _Parser(
+        prog=_PROG,
+        usage="%(prog)s [FLAG ...]",
+        description=ExecutorConfig.__doc__,
+        epilog="Each flag is also an environment variable: "
+        f"--block-size is {ENV_PREFIX}BLOCK_SIZE.",
+        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=30),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser._optionals.title = "flags"
+    parser.add_argument("-h", "--help", action="help", help="Show this and exit.")
+    return parser
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(f"{message}; see {_PROG} --help")
+
+
+def _add_flag(parser: ArgumentParser, *flags: str, dest: str, **options: Any) -> Action:
+    """Add a setting's flag, with its value and default as a person would write them."""
+    field = ExecutorConfig.model_fields[dest]
+    default = _DEFAULTS_IN_WORDS.get(dest) or _in_words(field.default)
+    options["help"] = f"{field.description} (default: {default})".replace("%", "%%")
+    if dest in _METAVARS:
+        options["metavar"] = _METAVARS[dest]
+    return parser.add_argument(*flags, dest=dest, **options)
+
+
+def _in_words(default: object) -> str:
+    match default:
+        case bool():
+            return "on" if default else "off"
+        case float():
+            return f"{default:g}"
+        case tuple():
+            return ",".join(default)
+        case _:
+            return str(default)

@@ -10,14 +10,22 @@ import ipaddress
 import os
 import secrets
 import socket
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict, SettingsError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    NoDecode,
+    SettingsConfigDict,
+    SettingsError,
+)
 
 from scheduler_svc.errors import StartupError
 
@@ -26,6 +34,31 @@ DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_STORE = "~/.cache/octavo/models"
 _PROG = "octavo scheduler"
 _MAX_PORT = 65535
+# What --help calls the value of a flag that is neither a switch nor a choice.
+_METAVARS = {
+    "model": "NAME",
+    "model_store": "FOLDER",
+    "listen": "HOST:PORT",
+    "executors": "HOST:PORT,...",
+    "scheduler_id": "NAME",
+    "max_num_batched_tokens": "TOKENS",
+    "max_num_seqs": "N",
+    "max_queue": "N",
+    "max_model_len": "TOKENS",
+    "watermark": "FRACTION",
+    "max_steps_in_flight": "N",
+    "step_timeout_seconds": "SECONDS",
+    "claim_timeout_seconds": "SECONDS",
+    "grace_seconds": "SECONDS",
+    "tokenizer_threads": "N",
+    "max_request_bytes": "BYTES",
+}
+_DEFAULTS_IN_WORDS = {
+    "model_store": f"OCTAVO_MODEL_STORE if set, else {DEFAULT_MODEL_STORE}",
+    "scheduler_id": "made of host, process and a random part",
+    "max_model_len": "0, the model's own",
+    "max_request_bytes": "4194304, 4 MiB",
+}
 
 
 def _default_model_store() -> Path:
@@ -43,10 +76,8 @@ class SchedulerConfig(BaseSettings):
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX,
         frozen=True,
-        cli_prog_name=_PROG,
         cli_kebab_case=True,
         cli_implicit_flags=True,
-        cli_exit_on_error=False,
         cli_avoid_json=True,
         cli_hide_none_type=True,
     )
@@ -59,8 +90,7 @@ class SchedulerConfig(BaseSettings):
     )
     model_store: Path = Field(
         default_factory=_default_model_store,
-        description="Folder of the model store. Default: OCTAVO_MODEL_STORE, or else "
-        f"{DEFAULT_MODEL_STORE}.",
+        description="Folder with one folder per model.",
     )
     listen: str = Field(
         "127.0.0.1:50051",
@@ -73,14 +103,13 @@ class SchedulerConfig(BaseSettings):
     )
     executors: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1:50061",),
-        description="HOST:PORT of each executor, separated by commas. Default: 127.0.0.1:50061.",
+        description="HOST:PORT of each executor, separated by commas.",
     )
     scheduler_id: str = Field(
         default_factory=_default_scheduler_id,
         min_length=1,
         max_length=128,
-        description="Name under which executors know this process, unique among schedulers. "
-        "Default: made of host, process and a random part.",
+        description="Name under which executors know this process, unique among schedulers.",
     )
     max_num_batched_tokens: int = Field(
         512,
@@ -91,9 +120,7 @@ class SchedulerConfig(BaseSettings):
     max_queue: int = Field(
         1024, ge=1, description="Requests that may wait; more are refused with a retry delay."
     )
-    max_model_len: int = Field(
-        0, ge=0, description="Longest context in tokens, prompt and output; 0: the model's own."
-    )
+    max_model_len: int = Field(0, ge=0, description="Longest context in tokens, prompt and output.")
     watermark: float = Field(
         0.01,
         ge=0.0,
@@ -146,8 +173,10 @@ class SchedulerConfig(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe event that is logged."
     )
-    log_format: Literal["console", "json"] = Field(
-        "console", description="For people, or one JSON object per line; on stderr."
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto",
+        description="Of the log on stderr: for people, or one JSON object per line. auto: console "
+        "on a terminal, else json.",
     )
 
     @field_validator("model_store")
@@ -202,13 +231,58 @@ class SchedulerConfig(BaseSettings):
             SystemExit: with code 0, after printing help.
         """
         try:
+            source = CliSettingsSource[Any](
+                cls, root_parser=_parser(), add_argument_method=_add_flag
+            )(args=list(args))
             # a keyword that BaseSettings adds and mypy cannot see
-            return cls(_cli_parse_args=list(args))  # type: ignore[call-arg]
+            return cls(_cli_settings_source=source)  # type: ignore[call-arg]
         except ValidationError as error:
             raise StartupError(_explain(error.errors()[0])) from None
         except SettingsError as error:
-            reason = str(error).removeprefix("error parsing CLI: ").splitlines()[0]
-            raise StartupError(f"{reason}; see {_PROG} --help") from None
+            raise StartupError(f"{str(error).splitlines()[0]}; see {_PROG} --help") from None
+
+
+def _parser() -> ArgumentParser:
+    """Give an empty parser whose help is for people; settings add their flags to it."""
+    parser = _Parser(
+        prog=_PROG,
+        usage="%(prog)s [FLAG ...]",
+        description=SchedulerConfig.__doc__,
+        epilog=f"Each flag is also an environment variable: --max-queue is {ENV_PREFIX}MAX_QUEUE.",
+        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=30),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser._optionals.title = "flags"
+    parser.add_argument("-h", "--help", action="help", help="Show this and exit.")
+    return parser
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(f"{message}; see {_PROG} --help")
+
+
+def _add_flag(parser: ArgumentParser, *flags: str, dest: str, **options: Any) -> Action:
+    """Add a setting's flag, with its value and default as a person would write them."""
+    field = SchedulerConfig.model_fields[dest]
+    default = _DEFAULTS_IN_WORDS.get(dest) or _in_words(field.default)
+    options["help"] = f"{field.description} (default: {default})".replace("%", "%%")
+    if dest in _METAVARS:
+        options["metavar"] = _METAVARS[dest]
+    return parser.add_argument(*flags, dest=dest, **options)
+
+
+def _in_words(default: object) -> str:
+    match default:
+        case bool():
+            return "on" if default else "off"
+        case float():
+            return f"{default:g}"
+        case tuple():
+            return ",".join(default)
+        case _:
+            return str(default)
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from scheduler_svc.config import DEFAULT_MODEL
 from scheduler_svc.errors import StartupError
 from scheduler_svc.fingerprint import fingerprint
 
@@ -88,8 +89,8 @@ def load_model(reference: str, store: Path) -> ModelFiles:
 def resolve(reference: str, store: Path) -> Path:
     """Give the folder of a reference: a name in the store, a folder, or a hub id.
 
-    Raises:  StartupError: if it is none of these or incomplete; the executor's command
-        fetches and converts, and the message names it.
+    Raises:  StartupError: if it is none of these or incomplete; where the executor's
+        command would fetch or convert it, the message names that.
     """
     store = store.expanduser()
     if _NAME.fullmatch(reference) and _is_complete(store / reference):
@@ -108,7 +109,12 @@ def resolve(reference: str, store: Path) -> Path:
     if _HUB_ID.fullmatch(reference):
         stored = store / reference.replace("/", "--")
         return stored if _is_complete(stored) else _from_hub(reference)
-    raise _fetch_first(reference, f"model {reference} is not in {store}")
+    if reference == DEFAULT_MODEL:
+        raise _fetch_first(reference, f"model {reference} is not in {store}")
+    raise StartupError(
+        f"no model {reference!r} in {store}: give a folder, a hub id (org/name) or a .gguf file, "
+        "or see `octavo model list`"
+    )
 
 
 def _is_public_name(reference: str, store: Path) -> bool:

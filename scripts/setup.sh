@@ -42,28 +42,36 @@ fingerprint() { cat pyproject.toml constraints.txt scripts/setup.sh | cksum; }
 is_ready() {
   [[ -f $STAMP && $(<"$STAMP") == "$(fingerprint)" ]] &&
     "$VENV/bin/python" -P - <<'PY' 2>/dev/null
+import os, sys
 from importlib.util import find_spec
 names = ("octavo_client", "scheduler_svc", "executor_svc", "octavo_kernels", "octavo.v1",
          "grpc", "tokenizers", "torch", "transformers", "pytest")
-raise SystemExit(any(find_spec(name) is None for name in names))
+missing = any(find_spec(name) is None for name in names)
+raise SystemExit(missing or os.path.abspath("proto") not in sys.path)
 PY
 }
 
 # Turn pip's output into one line per large download and a moving line on a terminal.
+# Not in awk: mawk reads a pipe in blocks, and for minutes nothing would show.
 show_progress() {
-  local tty=0
-  [[ -t 2 ]] && tty=1
-  awk -v tty="$tty" '
-    function name(url) { sub(/.*\//, "", url); split(url, part, "-"); return part[1] " " part[2] }
-    function line(text) { printf "%s  %s\n", (tty ? "\r\033[K" : ""), text > "/dev/stderr" }
-    function status(text) { if (tty) printf "\r\033[K  %s", substr(text, 1, 76) > "/dev/stderr" }
-    /^Collecting /                 { status("collecting " $2) }
-    /^ *Downloading .*[0-9] (MB|GB)\)/ { line("downloading " name($2) " " $(NF - 1) " " $NF) }
-    /^Installing collected/        { line("installing " NF - 3 " packages, about a minute") }
-    /^ *(Building|Preparing) /     { status("building octavo") }
-    { fflush("/dev/stderr") }
-    END { if (tty) printf "\r\033[K" > "/dev/stderr" }
-  '
+  local text clear='' words
+  local large='^ *Downloading (.*/)?([^/ -]+)-([^/ -]+).*\(([0-9.]+ [MG]B)\)'
+  [[ -t 2 ]] && clear=$'\r\033[K'
+  line() { printf '%s  %s\n' "$clear" "$1" >&2; }
+  status() { [[ -z $clear ]] || printf '%s  %.76s' "$clear" "$1" >&2; }
+  while IFS= read -r text; do
+    read -ra words <<<"$text"
+    if [[ $text =~ $large ]]; then
+      line "downloading ${BASH_REMATCH[2]} ${BASH_REMATCH[3]%.tar.gz} ${BASH_REMATCH[4]}"
+    else
+      case ${words[*]:0:2} in
+        'Collecting '*) status "collecting ${words[1]}" ;;
+        'Installing collected') line "installing $((${#words[@]} - 3)) packages, about a minute" ;;
+        'Building '* | 'Preparing '*) status 'building octavo' ;;
+      esac
+    fi
+  done
+  printf '%s' "$clear" >&2
 }
 
 make_venv() {
@@ -78,15 +86,27 @@ make_venv() {
 }
 
 install_packages() {
-  say "installing Octavo and what it needs into $VENV (log: $LOG)"
+  say "installing Octavo and what it needs into $VENV: about 2 GB and a few minutes the first time"
+  say "  (log: $LOG)"
   rm -f "$STAMP"
   if ! PYTHONUNBUFFERED=1 "$VENV/bin/python" -P -m pip install \
-      --disable-pip-version-check --no-input --progress-bar off --log "$LOG" \
-      -c constraints.txt -e '.[dev]' </dev/null 2>/dev/null | show_progress; then
-    grep -h 'ERROR' "$LOG" | tail -3 | sed -E 's/^[^ ]+ +/  /' >&2 || true
+      --disable-pip-version-check --no-input --progress-bar off \
+      -c constraints.txt -e '.[dev]' </dev/null 2>&1 | tee "$LOG" | show_progress; then
+    grep -h 'ERROR' "$LOG" | tail -3 | sed -E 's/^ */  /' >&2 || true
     die "pip failed; the whole story is in $LOG. Run make setup again to go on from here"
   fi
+  add_protos_to_path
   fingerprint >"$STAMP"
+}
+
+# Beside a script, a checkout named octavo passes for a namespace package of that name, and
+# the finder of the editable install is asked too late. A real package on sys.path wins.
+add_protos_to_path() {
+  "$VENV/bin/python" -P - <<'PY'
+import os, sysconfig
+with open(os.path.join(sysconfig.get_path("purelib"), "octavo_proto.pth"), "w") as file:
+    file.write(os.path.abspath("proto") + "\n")
+PY
 }
 
 fetch_model() {

@@ -47,7 +47,7 @@ def cli() -> None:
 @click.argument("reference", default=DEFAULT_MODEL)
 @store_option
 def fetch(reference: str, store: Path | None) -> None:
-    r"""Make a model ready to serve and print its folder.
+    """Make a model ready to serve and print its folder.
 
     REFERENCE is one of:
 
@@ -60,7 +60,7 @@ def fetch(reference: str, store: Path | None) -> None:
 
     Nothing is fetched when the store has it. The folder is the last line of
     standard output; progress goes to standard error.
-    """
+    """  # noqa: D301  # click looks for the character itself
     with _progress() as progress:
         folder = resolve(reference, store or default_store(), progress=progress)
     click.echo(str(folder))

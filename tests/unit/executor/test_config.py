@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -65,8 +66,15 @@ def test_every_flag_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         read_config(["--help"])
     assert caught.value.code in (0, None)
-    text = " ".join(capsys.readouterr().out.split())
+    shown = capsys.readouterr().out
+    text = " ".join(shown.split())
     for name, field in ExecutorConfig.model_fields.items():
         assert f"--{name.replace('_', '-')}" in text
         assert field.description, name
     assert "(default: 16)" in text
+    assert text.count("(default:") == len(ExecutorConfig.model_fields)
+    assert not re.search(r"--[a-z-]+ (str|int|float|Path|tuple|[A-Z]*_)", text)
+    assert not re.search(r"factory|None|True|False", text)
+    assert shown.splitlines()[-1] == (
+        "Each flag is also an environment variable: --block-size is OCTAVO_EXECUTOR_BLOCK_SIZE."
+    )

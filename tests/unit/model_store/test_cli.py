@@ -43,6 +43,15 @@ def test_an_error_is_one_line_and_exit_code_one(tmp_path, capsys):
     assert printed.err.startswith("error: no model 'nothing'")
 
 
+def test_help_keeps_the_list_of_references_a_list(capsys):
+    """Each way to name a model has a line of its own."""
+    assert main(["fetch", "--help"]) == 0
+    lines = [line.strip() for line in capsys.readouterr().out.splitlines()]
+    assert "\\b" not in lines
+    for name in ("NAME ", "FOLDER ", "FILE.gguf ", "ORG/NAME"):
+        assert any(line.startswith(name) for line in lines), name
+
+
 def test_a_wrong_flag_is_exit_code_two(capsys):
     """Usage errors differ from failures, as everywhere."""
     assert main(["fetch", "--no-such-flag"]) == 2

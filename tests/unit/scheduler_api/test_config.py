@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import re
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,7 +116,7 @@ def test_two_schedulers_have_two_names() -> None:
 
 
 def test_every_flag_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
-    """--help ends well and shows each flag with a description and a default."""
+    """--help ends well and shows each flag with a description and a default, in words."""
     with pytest.raises(SystemExit) as caught:
         SchedulerConfig.from_args(["--help"])
     assert caught.value.code == 0
@@ -121,7 +124,27 @@ def test_every_flag_is_explained(capsys: pytest.CaptureFixture[str]) -> None:
     for name, field in SchedulerConfig.model_fields.items():
         assert "--" + name.replace("_", "-") in shown
         assert field.description
-    assert shown.count("default") >= len(SchedulerConfig.model_fields)
+    assert shown.count("(default:") == len(SchedulerConfig.model_fields)
+    assert not re.search(r"--[a-z-]+ (str|int|float|Path|tuple|[A-Z]*_)", shown)
+    assert not re.search(r"factory|None|True|False|\('", shown)
+    assert shown.splitlines()[-1] == (
+        "Each flag is also an environment variable: --max-queue is OCTAVO_SCHEDULER_MAX_QUEUE."
+    )
+
+
+def run(*args: str) -> subprocess.CompletedProcess[str]:
+    """Run the scheduler as a process that is expected to end by itself."""
+    command = [sys.executable, "-P", "-m", "scheduler_svc", *args]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_the_exit_status_tells_bad_flags_from_the_rest(tmp_path: Path) -> None:
+    """2 for a wrong flag, 1 for a model that is not there, 0 for help."""
+    assert run("--max-queue", "0").returncode == 2
+    missing = run("--model", "nope", "--model-store", str(tmp_path))
+    assert missing.returncode == 1
+    assert missing.stderr.startswith("octavo scheduler: no model 'nope'")
+    assert run("--help").returncode == 0
 
 
 @pytest.fixture

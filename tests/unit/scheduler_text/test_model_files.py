@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from scheduler_svc.config import DEFAULT_MODEL
 from scheduler_svc.errors import StartupError
 from scheduler_svc.fingerprint import fingerprint
 from scheduler_svc.model_files import load_model, resolve
@@ -57,12 +58,22 @@ def test_a_hub_id_is_found_in_the_store(tmp_path: Path) -> None:
     assert (model.name, model.folder) == ("org/tiny@v1", folder)
 
 
-@pytest.mark.parametrize("reference", ["absent", "weights.gguf", "/no/such/x.gguf", "./a/b/c"])
+@pytest.mark.parametrize("reference", [DEFAULT_MODEL, "weights.gguf", "/no/such/x.gguf"])
 def test_what_is_not_there_says_what_to_run(tmp_path: Path, reference: str) -> None:
     """One line with the command that fetches or converts it."""
     with pytest.raises(StartupError) as caught:
         resolve(reference, tmp_path)
     assert f"octavo model fetch {reference}" in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("reference", ["absent", "./a/b/c"])
+def test_what_nobody_can_fetch_says_what_to_give(tmp_path: Path, reference: str) -> None:
+    """One line that does not send anyone to a command that fails as well."""
+    with pytest.raises(StartupError, match="give a folder, a hub id") as caught:
+        resolve(reference, tmp_path)
+    assert repr(reference) in str(caught.value)
+    assert "octavo model fetch" not in str(caught.value)
     assert "\n" not in str(caught.value)
 
 
