@@ -69,6 +69,7 @@ class ExecutorServiceServicer:
         FAILED_PRECONDITION with reason STALE_EPOCH: another scheduler holds, or took,
         a higher epoch. Reason MODEL_MISMATCH: the claim expects another model or block
         size. Reason OUT_OF_ORDER: previous_step_id was not the last step.
+        INVALID_ARGUMENT: a plan does not parse, or a claim's epoch is 0 or at least 2^62.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -69,6 +69,7 @@ class ExecutorServiceStub:
     FAILED_PRECONDITION with reason STALE_EPOCH: another scheduler holds, or took,
     a higher epoch. Reason MODEL_MISMATCH: the claim expects another model or block
     size. Reason OUT_OF_ORDER: previous_step_id was not the last step.
+    INVALID_ARGUMENT: a plan does not parse, or a claim's epoch is 0 or at least 2^62.
     """
     Audit: _grpc.UnaryUnaryMultiCallable[_executor_pb2.AuditRequest, _executor_pb2.AuditResponse]
     """Audit returns a digest of every row's block table and length, to be compared
@@ -88,6 +89,7 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     FAILED_PRECONDITION with reason STALE_EPOCH: another scheduler holds, or took,
     a higher epoch. Reason MODEL_MISMATCH: the claim expects another model or block
     size. Reason OUT_OF_ORDER: previous_step_id was not the last step.
+    INVALID_ARGUMENT: a plan does not parse, or a claim's epoch is 0 or at least 2^62.
     """
     Audit: _aio.UnaryUnaryMultiCallable[_executor_pb2.AuditRequest, _executor_pb2.AuditResponse]  # type: ignore[assignment]
     """Audit returns a digest of every row's block table and length, to be compared
@@ -116,6 +118,7 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         FAILED_PRECONDITION with reason STALE_EPOCH: another scheduler holds, or took,
         a higher epoch. Reason MODEL_MISMATCH: the claim expects another model or block
         size. Reason OUT_OF_ORDER: previous_step_id was not the last step.
+        INVALID_ARGUMENT: a plan does not parse, or a claim's epoch is 0 or at least 2^62.
         """
 
     @_abc_1.abstractmethod
