@@ -76,7 +76,10 @@ class ExecutorServer:
         except RuntimeError:
             port = 0
         if port == 0:
-            raise StartupError(f"cannot listen on {self._config.listen}: is the port in use?")
+            raise StartupError(
+                f"cannot listen on {self._config.listen}: is the port in use? "
+                "Give --listen another one"
+            )
         self.address = f"{host}:{port}"
         await self._server.start()
         self._device.start()

@@ -167,16 +167,16 @@ class ExecutorSession:
         A live owner is not robbed: an executor whose owner is gone says so, and only then
         is it free (a scheduler that is cut off stops answering its keep-alives).
         """
-        if description.owner not in ("", self._config.scheduler_id):
-            raise ExecutorLost(f"is owned by scheduler {description.owner}")
-        if description.epoch >= _MAX_EPOCH:
-            raise ExecutorLost(f"reports epoch {description.epoch}, beyond all that are claimed")
         expected, found = self._fingerprint, description.fingerprint
         if expected and found and expected != found:
             raise ExecutorLost(
                 f"serves another model: its fingerprint is {found} ({description.model}), "
                 f"this scheduler's is {expected} ({self._config.model})"
             )
+        if description.owner not in ("", self._config.scheduler_id):
+            raise ExecutorLost(f"is owned by scheduler {description.owner}")
+        if description.epoch >= _MAX_EPOCH:
+            raise ExecutorLost(f"reports epoch {description.epoch}, beyond all that are claimed")
 
     def _begin(self, description: pb.DescribeResponse) -> None:
         """Start, or go on, with an executor that has no rows."""
