@@ -17,7 +17,7 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_gr
 from octavo_client import _protocol
 from octavo_client._channel import DEFAULT_TARGET, parse_target
 from octavo_client._retry import RetryPolicy
-from octavo_client._session import Session
+from octavo_client._session import Session, name_deadline
 from octavo_client._status import error_from_status
 from octavo_client._types import (
     Completion,
@@ -47,6 +47,8 @@ class AsyncClient:
         unary_timeout: the same for all other calls.
         retry: bounds of retrying; None: RetryPolicy's defaults.
         credentials: for TLS with other roots, or with a client certificate.
+        on_retry: called when a stream broke and will be retried or resumed, once per outage,
+            with what broke it.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class AsyncClient:
         unary_timeout: float = 30.0,
         retry: RetryPolicy | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        on_retry: Callable[[OctavoError], None] | None = None,
     ) -> None:
         address = parse_target(target)
         if credentials is None and address.tls:
@@ -70,6 +73,7 @@ class AsyncClient:
         self._timeout = timeout
         self._unary_timeout = unary_timeout
         self._policy = retry or RetryPolicy()
+        self._on_retry = on_retry
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -131,8 +135,9 @@ class AsyncClient:
         return AsyncStream(
             lambda message, seconds: self._inference.Generate(message, timeout=seconds),
             Session(request, self._policy),
-            time.monotonic() + (self._timeout if timeout is None else timeout),
+            self._timeout if timeout is None else timeout,
             self._target,
+            self._on_retry,
         )
 
     async def tokenize(
@@ -202,12 +207,14 @@ class AsyncClient:
         self, method: Callable[..., Awaitable[_T]], request: Any, timeout: float | None
     ) -> _T:
         """Call once, and again while the service is only busy or away."""
-        deadline = time.monotonic() + (self._unary_timeout if timeout is None else timeout)
+        seconds = self._unary_timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
         for attempt in range(1, self._policy.max_attempts + 1):
             try:
                 return await method(request, timeout=max(deadline - time.monotonic(), 0.0))
             except aio.AioRpcError as failure:
                 error = _translate(failure, self._target)
+            error = name_deadline(error, time.monotonic(), deadline, seconds)
             if not isinstance(error, Unavailable | Overloaded):
                 raise error
             delay = self._policy.delay(attempt, error.retry_after)
@@ -224,13 +231,16 @@ class AsyncStream:
         self,
         open_call: Callable[[inference_pb2.GenerateRequest, float], _Call],
         session: Session,
-        deadline: float,
+        seconds: float,
         target: str,
+        on_retry: Callable[[OctavoError], None] | None = None,
     ) -> None:
         self._open_call = open_call
         self._session = session
-        self._deadline = deadline
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
         self._target = target
+        self._on_retry = on_retry
         self._call: _Call | None = None
         self._ready: deque[Event] = deque()
         self._ended = False
@@ -307,8 +317,10 @@ class AsyncStream:
         self._call = None
         if self._cancelled.is_set():
             return
+        now = time.monotonic()
+        error = name_deadline(error, now, self._deadline, self._seconds)
         try:
-            delay = self._session.after_failure(error, time.monotonic())
+            delay = self._session.after_failure(error, now)
         except OctavoError:
             self._ended = True
             raise
@@ -318,6 +330,8 @@ class AsyncStream:
         if time.monotonic() + delay >= self._deadline:
             self._ended = True
             raise error
+        if self._on_retry is not None and self._session.is_new_outage:
+            self._on_retry(error)
         try:
             await asyncio.wait_for(self._cancelled.wait(), delay)
         except TimeoutError:

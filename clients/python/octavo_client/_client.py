@@ -16,7 +16,7 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_gr
 from octavo_client import _protocol
 from octavo_client._channel import DEFAULT_TARGET, parse_target
 from octavo_client._retry import RetryPolicy
-from octavo_client._session import Session
+from octavo_client._session import Session, name_deadline
 from octavo_client._status import error_from_status
 from octavo_client._types import (
     Completion,
@@ -46,6 +46,7 @@ class Client:
         unary_timeout: float = 30.0,
         retry: RetryPolicy | None = None,
         credentials: grpc.ChannelCredentials | None = None,
+        on_retry: Callable[[OctavoError], None] | None = None,
     ) -> None:
         address = parse_target(target)
         if credentials is None and address.tls:
@@ -59,6 +60,7 @@ class Client:
         self._timeout = timeout
         self._unary_timeout = unary_timeout
         self._policy = retry or RetryPolicy()
+        self._on_retry = on_retry
         self._inference = inference_pb2_grpc.InferenceServiceStub(self._channel)
         self._admin = admin_pb2_grpc.AdminServiceStub(self._channel)
         self._health = health_pb2_grpc.HealthStub(self._channel)
@@ -111,8 +113,9 @@ class Client:
         return Stream(
             lambda message, seconds: self._inference.Generate(message, timeout=seconds),
             Session(request, self._policy),
-            time.monotonic() + (self._timeout if timeout is None else timeout),
+            self._timeout if timeout is None else timeout,
             self._target,
+            self._on_retry,
         )
 
     def tokenize(
@@ -178,12 +181,14 @@ class Client:
 
     def _unary(self, method: Callable[..., _T], request: Any, timeout: float | None) -> _T:
         """Call once, and again while the service is only busy or away."""
-        deadline = time.monotonic() + (self._unary_timeout if timeout is None else timeout)
+        seconds = self._unary_timeout if timeout is None else timeout
+        deadline = time.monotonic() + seconds
         for attempt in range(1, self._policy.max_attempts + 1):
             try:
                 return method(request, timeout=max(deadline - time.monotonic(), 0.0))
             except grpc.RpcError as failure:
                 error = _translate(failure, self._target)
+            error = name_deadline(error, time.monotonic(), deadline, seconds)
             if not isinstance(error, Unavailable | Overloaded):
                 raise error
             delay = self._policy.delay(attempt, error.retry_after)
@@ -200,13 +205,16 @@ class Stream:
         self,
         open_call: Callable[[inference_pb2.GenerateRequest, float], Any],
         session: Session,
-        deadline: float,
+        seconds: float,
         target: str,
+        on_retry: Callable[[OctavoError], None] | None = None,
     ) -> None:
         self._open_call = open_call
         self._session = session
-        self._deadline = deadline
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
         self._target = target
+        self._on_retry = on_retry
         self._call: Any = None
         self._ready: deque[Event] = deque()
         self._ended = False
@@ -278,8 +286,10 @@ class Stream:
         self._call = None
         if self._cancelled.is_set():
             return
+        now = time.monotonic()
+        error = name_deadline(error, now, self._deadline, self._seconds)
         try:
-            delay = self._session.after_failure(error, time.monotonic())
+            delay = self._session.after_failure(error, now)
         except OctavoError:
             self._ended = True
             raise
@@ -289,6 +299,8 @@ class Stream:
             self._ended = True
             raise error
         else:
+            if self._on_retry is not None and self._session.is_new_outage:
+                self._on_retry(error)
             self._cancelled.wait(delay)
 
     def _end(self, events: Iterable[Event]) -> None:

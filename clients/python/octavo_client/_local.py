@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
@@ -26,6 +27,7 @@ from octavo_client.errors import OctavoError
 
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0  # after a service's own grace, before it is killed
+_ORPHAN_SECONDS = 2.0  # for a service whose other one died: nothing is left to drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +39,9 @@ class LocalOptions:
         listen: HOST:PORT of the scheduler; port 0 picks a free one.
         executor_listen: HOST:PORT of the executor; None: loopback, a free port.
         scheduler_args, executor_args: flags passed through as they are.
-        log_dir: folder of scheduler.log and executor.log; None: a temporary one.
+        insecure_bind: let both listen without TLS on addresses other than loopback.
+        log_dir: folder of scheduler.log and executor.log; None: a temporary one, which is
+            removed at the end if all went well.
         echo_logs: also print the services' lines on this process's stderr.
         start_seconds: how long both may take to be ready, without fetching the model.
         stop_seconds: how long each may take to drain, before it is killed.
@@ -54,6 +58,7 @@ class LocalOptions:
     max_num_rows: int | None = None
     scheduler_args: tuple[str, ...] = ()
     executor_args: tuple[str, ...] = ()
+    insecure_bind: bool = False
     log_dir: Path | None = None
     echo_logs: bool = False
     start_seconds: float = 180.0
@@ -79,14 +84,22 @@ class LocalStack:
         self._children: list[Child] = []
         self.target = ""
         self.log_dir = Path()
+        self._temporary_logs: Path | None = None
+        self._has_failed = False
+        self._is_stopped = False
         self.ready_seconds = 0.0
+
+    @property
+    def keeps_logs(self) -> bool:
+        """Whether temporary logs are still there; once left, only after a failure."""
+        return self._temporary_logs is not None and self._temporary_logs.exists()
 
     async def __aenter__(self) -> Self:
         begin = time.monotonic()
         try:
             await self._start()
-        except BaseException:
-            await self._stop_surely()
+        except BaseException as error:
+            await self._leave(error)
             raise
         self.ready_seconds = time.monotonic() - begin
         return self
@@ -97,7 +110,19 @@ class LocalStack:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        await self._stop_surely()
+        await self._leave(error)
+
+    async def _leave(self, error: BaseException | None) -> None:
+        """Stop; keep temporary logs only if they may tell why something failed."""
+        self._has_failed |= isinstance(error, Exception)
+        try:
+            await self._stop_surely()
+        finally:
+            if self._temporary_logs is not None and not self._has_failed:
+                shutil.rmtree(self._temporary_logs, ignore_errors=True)
+            elif self._temporary_logs is not None:
+                with contextlib.suppress(OSError):  # nothing in it: nothing to keep
+                    self._temporary_logs.rmdir()
 
     async def _stop_surely(self) -> None:
         """Stop; a cancellation (a second Ctrl-C) means that draining took too long."""
@@ -120,9 +145,17 @@ class LocalStack:
         raise waits[done.pop()].error()
 
     async def stop(self) -> None:
-        """Drain and end both, the scheduler first: it still needs its executor to drain."""
+        """Drain and end both, the scheduler first: it still needs its executor to drain.
+
+        Without the other one there is nothing to wait for, so what is left ends soon.
+        """
+        drain = self._options.stop_seconds + _KILL_SECONDS
+        is_orphaned = not self._is_stopped and any(child.has_ended for child in self._children)
+        self._has_failed |= is_orphaned
+        self._is_stopped = True
+        seconds = min(_ORPHAN_SECONDS, drain) if is_orphaned else drain
         for child in reversed(self._children):
-            await child.stop(self._options.stop_seconds + _KILL_SECONDS)
+            await child.stop(seconds)
 
     def kill(self) -> None:
         """End both at once, without draining; `stop` still has to follow."""
@@ -140,7 +173,10 @@ class LocalStack:
             options.executor_listen or "127.0.0.1:0", "--executor-listen"
         )
         self.target = connect_address(listen)
-        self.log_dir = options.log_dir or Path(tempfile.mkdtemp(prefix="octavo-"))
+        if options.log_dir is None:
+            self.log_dir = self._temporary_logs = Path(tempfile.mkdtemp(prefix="octavo-"))
+        else:
+            self.log_dir = options.log_dir
         try:
             self.log_dir.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -162,7 +198,7 @@ class LocalStack:
 
     def _executor_flags(self, model: str, listen: str) -> list[str]:
         options = self._options
-        flags = ["--model", model, "--listen", listen, *self._grace_flags()]
+        flags = ["--model", model, "--listen", listen, *self._common_flags()]
         for flag, value in (
             ("--dtype", options.dtype),
             ("--block-size", options.block_size),
@@ -178,10 +214,11 @@ class LocalStack:
     def _scheduler_flags(self, model: str, listen: str, executor_listen: str) -> list[str]:
         executors = connect_address(executor_listen)
         flags = ["--model", model, "--listen", listen, "--executors", executors]
-        return [*flags, *self._grace_flags(), *self._options.scheduler_args]
+        return [*flags, *self._common_flags(), *self._options.scheduler_args]
 
-    def _grace_flags(self) -> list[str]:
-        return ["--grace-seconds", str(self._options.stop_seconds)]
+    def _common_flags(self) -> list[str]:
+        flags = ["--grace-seconds", str(self._options.stop_seconds)]
+        return [*flags, "--insecure-bind"] if self._options.insecure_bind else flags
 
     async def _spawn(self, name: str, flags: list[str]) -> None:
         child = Child(name, self.log_dir / f"{name}.log", echo=self._options.echo_logs)

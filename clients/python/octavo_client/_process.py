@@ -14,6 +14,7 @@ from octavo_client.errors import OctavoError
 _NUM_TAIL_LINES = 12
 _TAIL_BYTES = 16_384
 _ECHO_SECONDS = 0.2
+_EXIT_CANNOT_START = 2  # of both services, after one line that says why
 
 # Runs before the service, in its process: ask Linux for a SIGTERM if this process dies
 # first, so that a killed parent leaves no service behind; then become the service. (A
@@ -36,11 +37,16 @@ class LocalError(OctavoError):
 
     Attributes:
         log: the log that says more, if any.
+        is_explained: whether the message says all that there is to say: the service
+            refused to start, and its one line about it is in the message.
     """
 
-    def __init__(self, message: str, *, log: Path | None = None) -> None:
+    def __init__(
+        self, message: str, *, log: Path | None = None, is_explained: bool = False
+    ) -> None:
         super().__init__(message)
         self.log = log
+        self.is_explained = is_explained
 
 
 def tail(log: Path, num_lines: int = _NUM_TAIL_LINES) -> list[str]:
@@ -75,6 +81,11 @@ class Child:
         assert self._process is not None
         return self._process.pid
 
+    @property
+    def has_ended(self) -> bool:
+        """Whether it was started, and has ended since."""
+        return self._process is not None and self._process.returncode is not None
+
     async def start(self, module: str, flags: list[str]) -> None:
         """Run `python -m module flags`, with stdout and stderr in the log."""
         arguments = ["-P", "-S", "-c", _LAUNCHER, str(os.getpid()), module, *flags]
@@ -106,9 +117,11 @@ class Child:
                     log=self.log,
                 )
         last = tail(self.log, 1)
-        why = f": {last[0].strip()}" if last else ""
+        why = f": {last[0].strip().removeprefix(f'octavo {self.name}: ')}" if last else ""
         return LocalError(
-            f"the {self.name} ended with exit code {code}{why} (log: {self.log})", log=self.log
+            f"the {self.name} ended with exit code {code}{why} (log: {self.log})",
+            log=self.log,
+            is_explained=code == _EXIT_CANNOT_START and bool(last),
         )
 
     async def stop(self, seconds: float) -> None:

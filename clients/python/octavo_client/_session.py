@@ -14,10 +14,18 @@ from octavo.v1 import inference_pb2
 from octavo_client._protocol import parse_event
 from octavo_client._retry import RetryPolicy
 from octavo_client._types import Delta, Event, Finished, FinishReason, Started, Usage
-from octavo_client.errors import Cancelled, Internal, OctavoError, Overloaded, Unavailable
+from octavo_client.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    Internal,
+    OctavoError,
+    Overloaded,
+    Unavailable,
+)
 
 _MAX_REQUEST_ID_CHARS = 128
 _PROVISIONAL = (FinishReason.CANCELLED, FinishReason.ERROR)
+_TIMER_SECONDS = 0.05  # gRPC's timer may fire so much before ours
 
 
 @dataclass(slots=True)
@@ -53,6 +61,11 @@ class Session:
     def has_tokens(self) -> bool:
         """Whether any token was passed on."""
         return any(choice.token_ids for choice in self._choices.values())
+
+    @property
+    def is_new_outage(self) -> bool:
+        """Whether the last failure was the first since a token came, or since the begin."""
+        return self._num_failures == 1
 
     @property
     def is_complete(self) -> bool:
@@ -177,3 +190,20 @@ class Session:
         elif self._num_calls >= self._policy.max_attempts:
             raise error
         return delay
+
+
+def name_deadline(error: OctavoError, now: float, deadline: float, seconds: float) -> OctavoError:
+    """Say in our own words that the deadline cut a call: gRPC's vary, and so do its codes.
+
+    Args:
+        error: what the call failed with.
+        now, deadline: monotonic time, seconds.
+        seconds: how long the deadline allowed in all.
+    Returns: DeadlineExceeded if the deadline was the cause; else the error itself.
+    """
+    is_past = now >= deadline - _TIMER_SECONDS
+    if isinstance(error, DeadlineExceeded) or (
+        is_past and not error.reason and isinstance(error, Cancelled | Internal | Unavailable)
+    ):
+        return DeadlineExceeded(f"the deadline of {seconds:g} s passed")
+    return error

@@ -332,3 +332,15 @@ async def test_streams_run_side_by_side(fake: Any) -> None:
     assert all(answer.token_ids == (1, 2, 3, 4) for answer in answers)
     assert time.monotonic() - begin < 20 * 4 * 0.05 / 2
     assert threading.active_count() < 20
+
+
+async def test_on_retry_is_called_once_per_outage(fake: Any, wire: Any) -> None:
+    """Two failures in a row are one outage; one after new tokens is another."""
+    cut = wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=1)
+    refused = wire.Failure(grpc.StatusCode.UNAVAILABLE, started=False)
+    fake.failures = [cut, refused, cut]
+    told: list[Exception] = []
+    async with AsyncClient(fake.target, retry=QUICK, on_retry=told.append) as client:
+        completion = await client.generate("hi", max_tokens=4)
+    assert completion.token_ids == (1, 2, 3, 4)
+    assert len(told) == 2

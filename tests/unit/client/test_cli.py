@@ -150,6 +150,81 @@ def test_generate_shows_what_the_service_refuses(
     assert message in one_error_line(err)
 
 
+def test_generate_has_a_bound_of_tokens_by_default(
+    fake: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without --max-tokens at most 256 are asked for; 0 asks for the context's rest."""
+    run(capsys, "generate", "hi", "--target", fake.target)
+    run(capsys, "generate", "hi", "--target", fake.target, "--max-tokens", "0")
+    assert fake.requests[0].stopping.max_tokens == 256
+    assert not fake.requests[1].stopping.HasField("max_tokens")
+
+
+def test_generate_takes_what_the_context_has_left(
+    fake: Any, wire: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If fewer than --max-tokens are left, the answer goes to the end of the context."""
+    refusal = wire.Failure(
+        grpc.StatusCode.INVALID_ARGUMENT,
+        details=(wire.violation("stopping.max_tokens", "at most 9"),),
+        started=False,
+    )
+    fake.failures = [refusal]
+    code, _, err = run(capsys, "generate", "hi", "--target", fake.target)
+    assert (code, err) == (0, "")
+    assert not fake.requests[1].stopping.HasField("max_tokens")
+
+
+def test_generate_prints_each_choice_as_it_ends(
+    fake: Any, wire: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of several choices the first to end is printed first, each under its number."""
+    fake.override = lambda _: [
+        wire.delta(0, 0), wire.delta(1, 0), wire.finished(1, 1), wire.delta(0, 1),
+        wire.finished(0, 2),
+    ]  # fmt: skip
+    code, out, _ = run(capsys, "generate", "hi", "--target", fake.target, "--n", "2")
+    assert (code, out) == (0, "[1] 101 \n[0] 1 2 \n")
+
+
+@pytest.mark.parametrize(("num_choices", "begin"), [("1", "1 2 "), ("2", "[0] 1 2 ")])
+def test_generate_keeps_what_came_before_the_deadline(
+    fake: Any, capsys: pytest.CaptureFixture[str], num_choices: str, begin: str
+) -> None:
+    """A passed deadline leaves the text so far, ended by a newline, and says which flags help."""
+    fake.delta_seconds = 0.02
+    code, out, err = run(
+        capsys, "generate", "hi", "--target", fake.target, "--raw", "--timeout", "0.5",
+        "--n", num_choices, "--max-tokens", "1000",
+    )  # fmt: skip
+    assert code == 1
+    assert out.startswith(begin)
+    assert out.endswith("\n")
+    assert one_error_line(err) == (
+        "octavo: the deadline of 0.5 s passed: raise --timeout or lower --max-tokens"
+    )
+
+
+def test_generate_keeps_what_came_before_a_failure(
+    fake: Any, wire: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An error after some text comes on a line of its own."""
+    fake.failures = [wire.Failure(grpc.StatusCode.INTERNAL, "broken", after_deltas=2)]
+    code, out, err = run(capsys, "generate", "hi", "--target", fake.target)
+    assert (code, out, err) == (1, "1 2 \n", "octavo: broken\n")
+
+
+def test_generate_says_that_it_resumes(
+    fake: Any, wire: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A resumed stream is told on stderr once per outage; stdout has the text alone."""
+    cut = wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=2)
+    again = wire.Failure(grpc.StatusCode.UNAVAILABLE, started=False)
+    fake.failures = [cut, again]
+    code, out, err = run(capsys, "generate", "hi", "--target", fake.target, "--max-tokens", "4")
+    assert (code, out, err) == (0, "1 2 3 4 \n", "connection lost, resuming…\n")
+
+
 def test_generate_reads_stdin(fake: Any) -> None:
     """The prompt - is standard input."""
     done = octavo("generate", "-", "--target", fake.target, "--max-tokens", "1", input="grüß")
@@ -202,6 +277,48 @@ def test_chat_keeps_the_history_until_reset(fake: Any) -> None:
     said = [[turn.content for turn in request.chat.messages] for request in fake.requests]
     assert said == [["one"], ["one", "1 2 ", "two \nlines"], ["three"]]
     assert "3 replies, 6 tokens" in done.stdout
+
+
+def test_chat_answers_an_unknown_command_itself(fake: Any) -> None:
+    """A mistyped /command is not sent to the model; a path is no command."""
+    typed = "/rest\n/stat now\n/etc/hosts is what?\n/exit\n"
+    done = octavo("chat", "--target", fake.target, "--max-tokens", "1", input=typed)
+    assert done.returncode == 0, done.stderr
+    said = [request.chat.messages[0].content for request in fake.requests]
+    assert said == ["/etc/hosts is what?"]
+    assert "no command /rest: /reset forgets" in done.stdout
+    assert "no command /stat: /reset forgets" in done.stdout
+    assert "1 token, " in done.stdout
+
+
+def test_chat_keeps_a_cut_reply_as_it_is(fake: Any) -> None:
+    """After a Ctrl-C the history has the text that came, and nothing added to it."""
+    fake.delta_seconds = 0.05
+    process = subprocess.Popen(
+        [*OCTAVO, "chat", "--target", fake.target, "--max-tokens", "500"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
+    assert process.stdin is not None
+    process.stdin.write("one\n")
+    process.stdin.flush()
+    deadline = time.monotonic() + 20
+    while not fake.requests and time.monotonic() < deadline:
+        time.sleep(0.02)
+    time.sleep(0.3)
+    process.send_signal(signal.SIGINT)
+    assert fake.cancelled.wait(5)
+    fake.delta_seconds = 0.0
+    process.communicate("two\n", timeout=20)
+    _, reply, _ = (turn.content for turn in fake.requests[1].chat.messages)
+    assert reply.startswith("1 2 ")
+    assert reply == "".join(f"{number} " for number in range(1, len(reply.split()) + 1))
+
+
+def test_bench_lists_the_services_benchmarks(capsys: pytest.CaptureFixture[str]) -> None:
+    """Each benchmark of a service has a line that says what it measures."""
+    _, out, _ = run(capsys, "bench", "--help")
+    assert "Cost of a scheduler step" in out
+    assert "Use of the KV pool" in out
 
 
 def test_serve_names_a_busy_port() -> None:

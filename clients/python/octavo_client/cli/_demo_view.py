@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
+from octavo_client.cli._words import counted
+
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.layout import Layout
@@ -122,7 +124,8 @@ class _PlainView:
         text = stream.error or " ".join(stream.texts.get(0, "").split())
         ttft = f"{stream.ttft * 1000:.0f} ms" if stream.ttft is not None else "-"
         self._console.print(
-            f"{stream.title}: {stream.num_tokens} tokens, TTFT {ttft}, {stream.reason}: {text}",
+            f"{stream.title}: {counted(stream.num_tokens, 'token')}, TTFT {ttft}, "
+            f"{stream.reason}: {text}",
             markup=False,
             soft_wrap=True,
         )
@@ -162,7 +165,7 @@ def _panel(stream: DemoStream, console: Console, width: int, height: int) -> Ren
     return Panel(
         _tail(text, console, width, height),
         title=stream.title,
-        subtitle=f"{stream.num_tokens} tokens {stream.reason}".rstrip(),
+        subtitle=" · ".join(filter(None, (counted(stream.num_tokens, "token"), stream.reason))),
         border_style=style,
     )
 
@@ -211,7 +214,8 @@ def print_table(state: DemoState, slot_use: float, console: Console) -> None:
         table.add_row(stream.title, str(stream.num_tokens), ttft, seconds, stream.reason)
     console.print(table)
     console.print(
-        f"{state.num_tokens} tokens in {state.seconds:.2f} s, {state.rate:.1f} tokens/s; "
+        f"{counted(state.num_tokens, 'token')} in {state.seconds:.2f} s, "
+        f"{state.rate:.1f} tokens/s; "
         f"KV slots that held a token: {slot_use:.1%} of those allocated; "
         f"peak {state.peak_blocks} of {state.num_blocks} blocks",
         soft_wrap=True,

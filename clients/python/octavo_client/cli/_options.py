@@ -26,6 +26,18 @@ def target_option(function: _F) -> _F:
     )(function)
 
 
+def max_tokens_option(function: _F) -> _F:
+    """--max-tokens of one request; a small default, since a context can take many minutes."""
+    return click.option(
+        "--max-tokens",
+        type=click.IntRange(min=0),
+        default=256,
+        show_default=True,
+        metavar="TOKENS",
+        help="Most tokens of one answer; 0, or more than are left: to the end of the context.",
+    )(function)
+
+
 def timeout_option(function: _F) -> _F:
     """--timeout of one request."""
     return click.option(
@@ -73,7 +85,8 @@ _STACK_OPTIONS = (
     click.option(
         "--log-dir",
         type=click.Path(path_type=Path, file_okay=False),
-        help="Folder of scheduler.log and executor.log. [default: a temporary one]",
+        help="Folder of scheduler.log and executor.log. [default: a temporary one, kept only "
+        "after a failure]",
     ),
     click.option("--verbose", is_flag=True, help="Show the services' logs here too."),
     click.option(

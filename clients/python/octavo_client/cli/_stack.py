@@ -42,14 +42,24 @@ async def running_stack(options: LocalOptions, console: Console) -> AsyncIterato
             if spinner is not None:
                 spinner.stop()
             yield stack
+    except Exception as error:
+        if stack.keeps_logs and str(stack.log_dir) not in str(error):
+            message = f"logs kept in {stack.log_dir}"
+            console.print(message, style="dim", highlight=False, markup=False, soft_wrap=True)
+        raise
     finally:
         if spinner is not None:
             spinner.stop()
 
 
 def show_log_tail(error: LocalError, console: Console) -> None:
-    """Print the last lines of the log that an error points to."""
-    for line in tail(error.log) if error.log else ():
+    """Print the last lines of the log that an error points to, without those it quotes."""
+    if error.log is None or error.is_explained:
+        return
+    lines = tail(error.log)
+    if lines and lines[-1].strip() in str(error):
+        lines.pop()
+    for line in lines:
         console.print(f"  {line}", style="dim", highlight=False, markup=False, soft_wrap=True)
 
 

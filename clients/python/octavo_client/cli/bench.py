@@ -22,7 +22,13 @@ if TYPE_CHECKING:
     from octavo_client.bench.targets import Sampling
     from octavo_client.bench.workload import Request
 
-_SERVICES = ServiceCommands(entry_point_group="octavo.bench_commands")
+_SERVICES = ServiceCommands(
+    entry_point_group="octavo.bench_commands",
+    expected={
+        "core": ("scheduler", "Cost of a scheduler step, without a network."),
+        "memory": ("scheduler", "Use of the KV pool under a workload, without a model."),
+    },
+)
 _POSITIVE = click.FloatRange(min=0, min_open=True)
 _COUNT = click.IntRange(min=1)
 _FILE = click.Path(path_type=Path, dir_okay=False)

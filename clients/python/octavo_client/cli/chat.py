@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 import time
 from dataclasses import dataclass, field
@@ -10,7 +11,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from octavo_client.cli._options import target_option, timeout_option
+from octavo_client.cli._options import max_tokens_option, target_option, timeout_option
+from octavo_client.cli._words import counted, drop_max_tokens, hinted, notice_retry
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,15 +47,17 @@ class _Conversation:
         """One line of sums."""
         rate = self.num_reply_tokens / self.reply_seconds if self.reply_seconds else 0.0
         return (
-            f"{self.num_replies} replies, {self.num_reply_tokens} tokens at {rate:.1f} tokens/s; "
-            f"{self.num_prompt_tokens} prompt tokens, {self.num_cached_tokens} of them cached"
+            f"{self.num_replies} {'reply' if self.num_replies == 1 else 'replies'}, "
+            f"{counted(self.num_reply_tokens, 'token')} at {rate:.1f} tokens/s; "
+            f"{counted(self.num_prompt_tokens, 'prompt token')}, "
+            f"{self.num_cached_tokens} of them cached"
         )
 
 
 @click.command()
 @target_option
 @click.option("--system", metavar="TEXT", help="System message.")
-@click.option("--max-tokens", type=int, metavar="TOKENS", help="Most tokens in one reply.")
+@max_tokens_option
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy. [default: the model's]")
 @click.option("--top-p", type=float, metavar="P", help="Keep tokens up to this probability mass.")
 @click.option("--seed", type=int, metavar="SEED", help="Same seed, same replies.")
@@ -62,7 +66,7 @@ def chat(
     *,
     target: str,
     system: str | None,
-    max_tokens: int | None,
+    max_tokens: int,
     temperature: float | None,
     top_p: float | None,
     seed: int | None,
@@ -74,7 +78,7 @@ def chat(
     from octavo_client import Client
 
     params: GenerateParams = {}
-    if max_tokens is not None:
+    if max_tokens:
         params["max_tokens"] = max_tokens
     if temperature is not None:
         params["temperature"] = temperature
@@ -86,7 +90,7 @@ def chat(
         import readline  # noqa: F401  # editing, history and pasted lines, by being imported
 
     console = Console(highlight=False)
-    with Client(target, timeout=timeout) as client:
+    with Client(target, timeout=timeout, on_retry=notice_retry) as client:
         model = client.model()
         if not model.has_chat_template:
             raise click.ClickException(
@@ -118,6 +122,8 @@ def _loop(
                 console.print(conversation.stats(), style="dim", markup=False)
             case "/help":
                 console.print(_HELP, style="dim", markup=False)
+            case other if command := re.match(r"/\w*(?=\s|$)", other):
+                console.print(f"no command {command[0]}: {_HELP}", style="dim", markup=False)
             case _:
                 _reply(client, conversation, text, params, console)
 
@@ -139,7 +145,7 @@ def _reply(
     params: GenerateParams,
     console: Console,
 ) -> None:
-    """Stream one reply; what a Ctrl-C cut short stays in the history as it is."""
+    """Stream one reply; what a Ctrl-C cut short stays in the history as it is, if any came."""
     from octavo_client import Delta, Message, OctavoError, Usage
 
     messages = [*conversation.messages, Message("user", text)]
@@ -157,15 +163,21 @@ def _reply(
                     conversation.num_prompt_tokens += event.num_prompt_tokens
                     conversation.num_cached_tokens += event.cached_prompt_tokens
     except KeyboardInterrupt:
-        parts.append("…")
+        if not parts:
+            console.print()
+            return
     except OctavoError as error:
+        fewer = params.copy()
+        if drop_max_tokens(error, fewer):
+            _reply(client, conversation, text, fewer, console)
+            return
         if parts:
             console.print()
         hint = "; /reset starts afresh" if len(messages) > 2 else ""
-        click.echo("octavo: " + " ".join(f"{error}{hint}".split()), err=True)
+        click.echo("octavo: " + " ".join(f"{hinted(error)}{hint}".split()), err=True)
         return
     seconds = time.monotonic() - begin
-    rate = f"{num_tokens} tokens, {num_tokens / seconds:.1f} tokens/s"
+    rate = f"{counted(num_tokens, 'token')}, {num_tokens / seconds:.1f} tokens/s"
     console.print(f"\n{rate}", style="dim", markup=False)
     conversation.messages = [*messages, Message("assistant", "".join(parts))]
     conversation.num_replies += 1

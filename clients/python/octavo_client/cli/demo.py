@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from octavo_client._local import LocalOptions
 
 _SETTLE_SECONDS = 5.0
+_BLOCK_SIZE = 16  # the executor's default, tokens
+_POOL_TOKENS_PER_TOKEN = 16  # of --max-tokens: eleven sequences and their prompts fill most
 
 # Title, prompt, parameters: eight kinds of work that really meet in one server.
 _PROMPTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
@@ -61,8 +63,12 @@ _PROMPTS: tuple[tuple[str, str, dict[str, Any]], ...] = (
 def demo(max_tokens: int, picture: Path | None, **flags: Any) -> int:
     """Serve on free ports, stream eight prompts at once, check the pool, stop.
 
+    Without --num-blocks the pool is small, so that its bar shows something.
     Exit code 0 means that every stream finished and every KV block came back.
     """
+    if flags["num_blocks"] is None:
+        pool_tokens = _POOL_TOKENS_PER_TOKEN * max(max_tokens, 128)
+        flags["num_blocks"] = -(-pool_tokens // (flags["block_size"] or _BLOCK_SIZE))
     options = local_options(listen="127.0.0.1:0", **flags)
     return asyncio.run(_demo(options, max_tokens, picture))
 
@@ -87,11 +93,11 @@ async def _demo(options: LocalOptions, max_tokens: int, picture: Path | None) ->
                 problem = await work
             finally:
                 await _cancel(work, death)
+            if problem:
+                raise click.ClickException(problem)
     except LocalError as error:
         show_log_tail(error, errors)
         raise
-    if problem:
-        raise click.ClickException(problem)
     console.print("every stream finished, every block came back", style="green")
     return 0
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from octavo_client.cli._options import target_option, timeout_option
+from octavo_client.cli._options import max_tokens_option, target_option, timeout_option
+from octavo_client.cli._words import drop_max_tokens, hinted, notice_retry
 
 if TYPE_CHECKING:
-    from octavo_client import Choice, Client, Completion, GenerateParams
+    from octavo_client import Choice, Client, Completion, Event, GenerateParams
 
 
 @click.command()
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     "continue it as plain text. [default: chat if the model has a chat template]",
 )
 @click.option("--system", metavar="TEXT", help="System message before a chat prompt.")
-@click.option("--max-tokens", type=int, metavar="TOKENS", help="[default: the context's rest]")
+@max_tokens_option
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy. [default: the model's]")
 @click.option("--top-p", type=float, metavar="P", help="Keep tokens up to this probability mass.")
 @click.option("--top-k", type=int, metavar="K", help="Keep the K likeliest tokens; 0 keeps all.")
@@ -56,19 +57,22 @@ def generate(
     system: str | None,
     as_json: bool,
     timeout: float,
+    max_tokens: int,
     beam_width: int | None,
     **flags: Any,
 ) -> None:
     """Generate text from PROMPT; "-" reads it from standard input."""
-    from octavo_client import Beam, Client
+    from octavo_client import Beam, Client, DeadlineExceeded, InvalidArgument, NeverFits
 
     text = _read_prompt(prompt)
     # The options have the parameters' names. 0 is a value: only what was not given is left out.
     given = {k: v for k, v in flags.items() if v is not None and v is not False and v != ()}
     params = cast("GenerateParams", given)
+    if max_tokens:
+        params["max_tokens"] = max_tokens
     if beam_width is not None:
         params["beam"] = Beam(width=beam_width)
-    with Client(target, timeout=timeout) as client:
+    with Client(target, timeout=timeout, on_retry=notice_retry) as client:
         if chat is None and system is None:
             chat = client.model().has_chat_template
         if chat is False and system is not None:
@@ -81,11 +85,16 @@ def generate(
             }
         else:
             source = {"prompt": text}
-        if as_json:
-            completion = client.generate(**source, **params)
-            click.echo(json.dumps(asdict(completion), ensure_ascii=False, indent=2))
-        else:
-            completion = _print_stream(client, source, params)
+        show = _print_json if as_json else _print_stream
+        try:
+            try:
+                completion = show(client, source, params)
+            except (InvalidArgument, NeverFits) as error:
+                if not drop_max_tokens(error, params):
+                    raise
+                completion = show(client, source, params)
+        except DeadlineExceeded as error:
+            raise click.ClickException(hinted(error)) from error
         _check(completion)
 
 
@@ -109,25 +118,67 @@ def _read_prompt(argument: str) -> str:
     return text
 
 
+def _print_json(client: Client, source: dict[str, Any], params: GenerateParams) -> Completion:
+    completion = client.generate(**source, **params)
+    click.echo(json.dumps(asdict(completion), ensure_ascii=False, indent=2))
+    return completion
+
+
+class _Printer:
+    """Prints one choice as it comes, or several one after the other, each once it has ended.
+
+    Invariant: what was printed ends with a newline once `end` was called.
+    """
+
+    def __init__(self, *, is_live: bool) -> None:
+        self._is_live = is_live
+        self._waiting: dict[int, str] = {}  # by choice: text not printed yet
+
+    def add(self, event: Event) -> None:
+        """Print what this event allows."""
+        from octavo_client import Delta, Finished
+
+        if isinstance(event, Delta):
+            if self._is_live:
+                click.echo(event.text, nl=False)
+                sys.stdout.flush()
+            else:
+                self._waiting[event.index] = self._waiting.get(event.index, "") + event.text
+        elif isinstance(event, Finished) and not self._is_live:
+            self._print(event.index)
+
+    def end(self) -> None:
+        """Print what came of choices that have not ended."""
+        if self._is_live:
+            click.echo()
+        for index in sorted(self._waiting):
+            self._print(index)
+
+    def _print(self, index: int) -> None:
+        click.echo(f"[{index}] {self._waiting.pop(index, '')}")
+        sys.stdout.flush()
+
+
 def _print_stream(client: Client, source: dict[str, Any], params: GenerateParams) -> Completion:
-    """Print text as it comes; several choices one after the other, once complete."""
-    from octavo_client import Delta
+    """Print text as it comes; an error comes after all that came before it."""
+    from octavo_client import Delta, OctavoError
     from octavo_client._protocol import CompletionBuilder
 
     builder = CompletionBuilder()
-    live = params.get("n", 1) == 1
+    printer = _Printer(is_live=params.get("n", 1) == 1)
+    has_text = False
     with client.stream(**source, **params) as stream:
-        for event in stream:
-            builder.add(event)
-            if live and isinstance(event, Delta):
-                click.echo(event.text, nl=False)
-                sys.stdout.flush()
+        try:
+            for event in stream:
+                builder.add(event)
+                has_text |= isinstance(event, Delta)
+                printer.add(event)
+        except (OctavoError, KeyboardInterrupt):
+            if has_text:
+                printer.end()
+            raise
+    printer.end()
     completion = builder.build()
-    if live:
-        click.echo()
-    else:
-        for choice in completion.choices:
-            click.echo(f"[{choice.index}] {choice.prompt_text}{choice.text}")
     if "logprobs" in params:
         for choice in completion.choices:
             _print_logprobs(choice)

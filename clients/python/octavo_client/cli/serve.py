@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import sys
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -39,6 +40,11 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="How long each service may take to finish its streams at the end.",
 )
+@click.option(
+    "--insecure-bind",
+    is_flag=True,
+    help="Let both services listen without TLS on addresses other than loopback.",
+)
 @stack_options
 def serve(listen: str, executor_listen: str | None, drain_timeout: float, **flags: Any) -> int:
     """Serve a model on this machine: one executor, one scheduler.
@@ -53,6 +59,7 @@ def serve(listen: str, executor_listen: str | None, drain_timeout: float, **flag
 
 async def _serve(options: LocalOptions, console: Console) -> int:
     received: list[signal.Signals] = []
+    failed = False
     task = asyncio.current_task()
     assert task is not None
 
@@ -68,7 +75,12 @@ async def _serve(options: LocalOptions, console: Console) -> int:
     try:
         async with running_stack(options, console) as stack:
             _say_ready(stack, console)
-            await stack.wait()
+            try:
+                await stack.wait()
+            except LocalError as error:  # said before what is left is stopped
+                show_log_tail(error, console)
+                click.echo(f"octavo: {error}", err=True)
+                failed = True
     except asyncio.CancelledError:
         if not received:
             raise
@@ -78,18 +90,25 @@ async def _serve(options: LocalOptions, console: Console) -> int:
             raise
     while task.cancelling():
         task.uncancel()
+    if failed:
+        return 1
     return 130 if received and received[0] is signal.SIGINT else 0
 
 
 def _say_ready(stack: LocalStack, console: Console) -> None:
-    """Print where it listens, and commands to paste. Stdout gets the address alone."""
-    click.echo(stack.target)
+    """Print where it listens, and commands to paste.
+
+    A stdout that is no terminal gets the address alone, for scripts.
+    """
+    if not sys.stdout.isatty():
+        click.echo(stack.target)
     port = f" --target {stack.target}" if stack.target != "127.0.0.1:50051" else ""
     body = """'{"text": "Once upon a time", "stopping": {"max_tokens": 16}}'"""
     for line in (
         f"ready at {stack.target} after {stack.ready_seconds:.1f} s; logs in {stack.log_dir}",
         f'  octavo generate "Why is the sky blue?"{port}',
-        f"  grpcurl -plaintext -d {body} {stack.target} octavo.v1.InferenceService/Generate",
+        f"  grpcurl -plaintext -d {body} \\",
+        f"    {stack.target} octavo.v1.InferenceService/Generate",
     ):
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     with contextlib.suppress(OSError):
