@@ -14,7 +14,6 @@ from octavo_client.errors import OctavoError
 _NUM_TAIL_LINES = 12
 _TAIL_BYTES = 16_384
 _ECHO_SECONDS = 0.2
-_EXIT_CANNOT_START = 2  # of both services, after one line that says why
 
 # Runs before the service, in its process: ask Linux for a SIGTERM if this process dies
 # first, so that a killed parent leaves no service behind; then become the service. (A
@@ -116,12 +115,13 @@ class Child:
                     f"the {self.name} was ended by {code_or_signal} (log: {self.log})",
                     log=self.log,
                 )
-        last = tail(self.log, 1)
-        why = f": {last[0].strip().removeprefix(f'octavo {self.name}: ')}" if last else ""
+        last = "".join(tail(self.log, 1)).strip()
+        begin = f"octavo {self.name}: "  # of the one line by which a service refuses to start
+        why = f": {last.removeprefix(begin)}" if last else ""
         return LocalError(
             f"the {self.name} ended with exit code {code}{why} (log: {self.log})",
             log=self.log,
-            is_explained=code == _EXIT_CANNOT_START and bool(last),
+            is_explained=last.startswith(begin),
         )
 
     async def stop(self, seconds: float) -> None:
