@@ -15,8 +15,8 @@ from tests.e2e.prompts import prompts
 # In full (OCTAVO_FULL=1), transformers' generate runs for all prompts; in short, for a
 # few, and the rest is judged by one forward pass each, which is the same by induction.
 FULL = bool(os.environ.get("OCTAVO_FULL"))
-NUM_PROMPTS = 32
-NUM_TOKENS = 64 if FULL else 16
+NUM_PROMPTS = 32 if FULL else 16
+NUM_TOKENS = 64 if FULL else 12
 NUM_GENERATED = NUM_PROMPTS if FULL else 2
 
 
@@ -50,7 +50,7 @@ def check(judge: Judge, outputs: list[list[int]]) -> None:
 
 @pytest.mark.parametrize("block_size", [8, 16, 32])
 async def test_greedy_equals_transformers(serve: Serve, judge: Judge, block_size: int) -> None:
-    """In fp32, 32 prompts at once give transformers' own tokens at every block size."""
+    """In fp32, many prompts at once give transformers' own tokens at every block size."""
     async with serve(dtype="float32", block_size=block_size) as (client, _):
         outputs = await serve_all(client, judge)
         pool = (await client.snapshot()).executors[0].pool
@@ -64,7 +64,7 @@ async def test_greedy_equals_transformers_under_preemption(
 ) -> None:
     """A pool too small for all of them preempts, either way, and changes no token."""
     longest = max(len(judge.encode(text)) for text in prompts(NUM_PROMPTS)) + NUM_TOKENS
-    num_blocks = 2 * -(-longest // 8) + 4  # two of the longest, for 32 sequences
+    num_blocks = 2 * -(-longest // 8) + 4  # two of the longest, for all of them
     small = {"block_size": 8, "num_blocks": num_blocks, "num_host_blocks": 64}
     flags = ("--preemption", preemption)
     async with serve(dtype="float32", scheduler_args=flags, **small) as (client, _):

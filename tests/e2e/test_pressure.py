@@ -40,15 +40,15 @@ class Work:
 
 
 def workload() -> list[Work]:
-    """The requests of a file, or a dozen small ones."""
+    """The requests of a file, or a few small ones."""
     source = os.environ.get("OCTAVO_REQUESTS")
     if source:
         entries = json.loads(Path(source).read_text(encoding="utf-8"))
         return [Work(entry["prompt"], entry["out"]) for entry in entries]
     rng = random.Random(3)
     return [
-        Work([rng.randrange(1000, 40000) for _ in range(rng.randint(10, 90))], rng.randint(16, 48))
-        for _ in range(12)
+        Work([rng.randrange(1000, 40000) for _ in range(rng.randint(10, 60))], rng.randint(16, 32))
+        for _ in range(8)
     ]
 
 

@@ -118,7 +118,10 @@ def test_a_busy_port_is_one_line(folder: Path, environment: dict[str, str]) -> N
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         ended = run(environment, "--model", str(folder), "--listen", address)
     assert ended.returncode == 1
-    assert ended.stderr == (f"octavo executor: cannot listen on {address}: is the port in use?\n")
+    assert ended.stderr == (
+        f"octavo executor: cannot listen on {address}: is the port in use? "
+        "Give --listen another one\n"
+    )
 
 
 def test_a_missing_model_is_one_line(environment: dict[str, str], tmp_path: Path) -> None:
