@@ -23,7 +23,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 FULL = bool(os.environ.get("OCTAVO_FULL"))
 NUM_PARALLEL = 8 if FULL else 3
-NUM_BEAMED = 16 if FULL else 2
+NUM_BEAMED = 16 if FULL else 3
 NUM_TOKENS = 32 if FULL else 10
 SEED, TEMPERATURE = 42, 0.8
 
