@@ -175,7 +175,7 @@ def read_config(argv: list[str]) -> ExecutorConfig:
             ExecutorConfig, root_parser=_parser(), add_argument_method=_add_flag
         )(args=argv)
         # a keyword that BaseSettings adds and mypy cannot see
-        return ExecutorConfig(_cli_settings_source=source)  # type: ignore[call-arg]
+        return ExecutorConfig(_cli_settings_source=source)  # type: ignore[call-arg]  # BaseSettings adds it
     except ValidationError as error:
         first = error.errors()[0]
         message = first["msg"].removeprefix("Value error, ")

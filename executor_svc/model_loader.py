@@ -51,8 +51,8 @@ def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int) -> 
         StartupError: if the folder cannot be read or the model cannot be served.
     """
     # Untyped in transformers; its progress bars would break the log into pieces.
-    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped there
+    transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
     attention.register()
     where = choose_device(device)
     kind = choose_dtype(dtype, where)
