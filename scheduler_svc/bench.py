@@ -32,8 +32,9 @@ prompts are computed before anything is measured; the prefix cache is on; queued
 wait because all rows are taken.
 
 A step is one call of plan, one of apply and one of take_outcome: plan_apply_us is their
-time, with garbage collection as it falls. plan_bytes is the size of the plan's message.
-Two steps are in flight throughout.
+time, with garbage collection as it falls. pause_us is the time of name_blocks, which runs
+while the executor computes. plan_bytes is the size of the plan's message. Two steps are in
+flight throughout.
 
 Other load on the machine only adds time: compare the min and p50 of runs, not the p99.
 """
@@ -74,6 +75,7 @@ class Measurement:
     executors: int
     steps: int
     plan_apply_us: Spread
+    pause_us: Spread
     translate_us: Spread
     plan_bytes: Spread
 
@@ -107,13 +109,13 @@ def measure(load: Load, num_steps: int, max_seconds: float) -> Measurement:
     for _ in range(_WARM_UP_STEPS):
         for core in cores:
             _step(core)
-    samples: list[tuple[float, float, int]] = []
+    samples: list[tuple[float, float, float, int]] = []
     deadline = time.perf_counter() + max_seconds
     for _ in range(num_steps):
         samples += [_step(core) for core in cores]
         if time.perf_counter() > deadline and len(samples) > 1:
             break
-    plan_apply, translate, sizes = zip(*samples, strict=True)
+    plan_apply, pause, translate, sizes = zip(*samples, strict=True)
     return Measurement(
         running=load.running,
         queued=load.queued,
@@ -121,13 +123,14 @@ def measure(load: Load, num_steps: int, max_seconds: float) -> Measurement:
         executors=load.executors,
         steps=len(samples),
         plan_apply_us=Spread.of(plan_apply),
+        pause_us=Spread.of(pause),
         translate_us=Spread.of(translate),
         plan_bytes=Spread.of(sizes),
     )
 
 
-def _step(core: Scheduler) -> tuple[float, float, int]:
-    """Take one step; returns microseconds of the core and of translation, and bytes."""
+def _step(core: Scheduler) -> tuple[float, float, float, int]:
+    """Take a step; returns microseconds of core, pause and translation, and bytes."""
     clock = time.perf_counter_ns
     started = clock()
     plan = core.plan(now=1.0)
@@ -136,12 +139,16 @@ def _step(core: Scheduler) -> tuple[float, float, int]:
     message = plan_to_proto(plan, 1)
     size = message.ByteSize()
     translated = clock()
+    core.name_blocks()
+    paused = clock()
     result = _result(core)
     resumed = clock()
     core.apply(result)
     core.take_outcome()
     ended = clock()
-    return (planned - started + ended - resumed) / 1e3, (translated - planned) / 1e3, size
+    plan_apply = planned - started + ended - resumed
+    times = plan_apply, paused - translated, translated - planned
+    return times[0] / 1e3, times[1] / 1e3, times[2] / 1e3, size
 
 
 def _result(core: Scheduler) -> StepResult:
@@ -189,12 +196,13 @@ def _requests(load: Load, max_tokens: int) -> Iterator[Request]:
 
 def _table(found: list[Measurement]) -> list[str]:
     names = ("running", "queued", "context", "executors", "steps")
-    header = [*names, "plan+apply us p50", "p99", "min", "translate us p50", "bytes p50", "p99"]
+    header = [*names, "plan+apply us p50", "p99", "min", "pause us p50", "translate us p50"]
+    header += ["bytes p50", "p99"]
     lines = ["  ".join(header)]
     for m in found:
         values = [getattr(m, name) for name in names]
         values += [m.plan_apply_us.p50, m.plan_apply_us.p99, m.plan_apply_us.min]
-        values += [m.translate_us.p50, m.plan_bytes.p50, m.plan_bytes.p99]
+        values += [m.pause_us.p50, m.translate_us.p50, m.plan_bytes.p50, m.plan_bytes.p99]
         cells = zip(values, header, strict=True)
         lines.append("  ".join(f"{value:>{len(title)},}" for value, title in cells))
     return lines

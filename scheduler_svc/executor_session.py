@@ -244,6 +244,7 @@ class ExecutorSession:
                 plan = core.plan(time.monotonic())
                 self.deliver()
                 if plan is None:
+                    core.name_blocks()
                     break
                 if len(core.state.in_flight) == 1:
                     self._last_progress = time.monotonic()

@@ -36,6 +36,9 @@ def make_room_for_urgent(state: SchedulerState, costs: CostModel) -> None:
     group = _next(state)
     if group is None or state.config.policy == "fcfs":
         return
+    last_in_line = [groups[-1] for groups in (state.running, state.preempted) if groups]
+    if all(last.request.priority >= group.request.priority for last in last_in_line):
+        return
     rows = 0 if group.status is GroupStatus.SWAPPED else group.max_rows
     if not _victims_would_do(state, group, rows):
         return
@@ -101,7 +104,7 @@ def _blocks_needed(state: SchedulerState, group: SequenceGroup) -> int:
     needed -= shared * (len(live) - 1)
     if group.unforked and len(live[0].tokens) % blocks.block_size:
         needed += group.unforked
-    if prefill.uses_cache(state, group):
+    if group.uses_cache:
         hits = blocks.match_prefix(live[0])
         needed -= len(hits) - blocks.num_idle(hits)
     return needed
@@ -132,7 +135,7 @@ def _enter(state: SchedulerState, group: SequenceGroup, now: float) -> None:
         state.outcome.admitted.append(group)
     else:
         state.preempted.remove(group)
-    if prefill.uses_cache(state, group):
+    if group.uses_cache:
         leader = group.live[0]
         hits = len(state.blocks.match_prefix(leader)) * state.blocks.block_size
         state.counters.num_prefix_query_tokens += len(leader.tokens)

@@ -49,6 +49,8 @@ class BlockManager:
         self.block_size = block_size
         self._fences: deque[tuple[int, list[BlockId]]] = deque()
         self._host_fences: deque[tuple[int, list[BlockId]]] = deque()
+        # Sequences with settled full blocks that have no name yet.
+        self.unnamed: list[Sequence] = []
 
     # -- sizes ---------------------------------------------------------------------
 
@@ -147,6 +149,7 @@ class BlockManager:
 
         The last known token is never part of it: it must be computed to sample.
         """
+        self.name_blocks()
         limit = (len(seq.tokens) - 1) // self.block_size
         hits: list[BlockId] = []
         for block_hash in islice(prefix_cache.extend_hashes(seq, limit, self.block_size), limit):
@@ -160,10 +163,21 @@ class BlockManager:
         """How many of these blocks nobody references: sharing them uses them up."""
         return sum(self.pool.ref_counts[b] == 0 for b in blocks)
 
-    def register_settled(self, seq: Sequence) -> None:
+    def name_blocks(self) -> None:
+        """Name the settled blocks of all that wait for it.
+
+        Hashing takes most of the time that a full block costs, and nobody waits for a name
+        but who looks one up: so it is done when someone does, or in a pause.
+        """
+        unnamed, self.unnamed = self.unnamed, []
+        for seq in unnamed:
+            self._register_settled(seq)
+
+    def _register_settled(self, seq: Sequence) -> None:
         """Name the full blocks whose K/V are computed and acknowledged."""
         full = seq.num_computed // self.block_size
-        if full <= seq.num_registered:
+        # Without a table it is swapped out: the blocks are named when it is back.
+        if full <= seq.num_registered or not seq.block_table:
             return
         hashes = prefix_cache.extend_hashes(seq, full, self.block_size)
         for logical in range(seq.num_registered, full):
@@ -182,6 +196,8 @@ class BlockManager:
 
     def free(self, seq: Sequence, fence: int | None) -> None:
         """Give back all that a sequence holds, its tail first (LRU evicts tails first)."""
+        if seq.group.uses_cache:
+            self._register_settled(seq)
         if seq.block_table:
             self.release(reversed(seq.block_table), fence)
             seq.block_table = []

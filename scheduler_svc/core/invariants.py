@@ -52,14 +52,14 @@ def _check_places(state: SchedulerState, sequences: list[Sequence]) -> None:
     assert set(state.preempted) == set(state.groups.values()) - running - waiting
     assert [g.key for g in state.running] == sorted(g.key for g in state.running)
     assert [g.key for g in state.preempted] == sorted(g.key for g in state.preempted)
-    decoding = [s for s in state.decoding if s.in_decode_set]
+    decoding = [s for s in state.decode_set.members if s.in_decode_set]
     assert decoding == [s for s in sequences if s.in_decode_set] or set(decoding) == {
         s for s in sequences if s.in_decode_set
     }
     rows = [s.row for s in decoding]
     assert rows == sorted(r for r in rows if r is not None), "the decode set is not by row"
     for seq in decoding:
-        step = state.num_decode_steps + seq.horizon - seq.num_scheduled
+        step = state.clock.num_steps + seq.horizon - seq.num_scheduled
         assert seq in state.due.get(step, ()), f"{seq} would run over its horizon"
     for seq in [*state.prefilling, *state.ready, *decoding]:
         assert seq.group in running and not seq.is_finished, f"{seq} is listed but not running"

@@ -131,6 +131,7 @@ def _give_up(state: SchedulerState, group: SequenceGroup) -> None:
     fence = state.plan.step_id if is_moving else state.fence
     for seq in group.live:
         state.leave_decode_set(seq, row_goes_on=False)
+        state.withdraw(seq)
         state.blocks.free(seq, fence)
         state.give_row_back(seq)
         seq.restart()

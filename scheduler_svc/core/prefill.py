@@ -8,7 +8,7 @@ with its first chunk.
 from __future__ import annotations
 
 from scheduler_svc.core.block_pool import BlockId
-from scheduler_svc.core.sequence import Sequence, SequenceGroup
+from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.core.step import RowStart
 
@@ -98,7 +98,7 @@ def shareable_blocks(state: SchedulerState, seq: Sequence) -> list[BlockId] | No
     Returns: the blocks; None if a sibling is about to compute them.
     """
     hits: list[BlockId] = []
-    if uses_cache(state, seq.group):
+    if seq.group.uses_cache:
         hits = state.blocks.match_prefix(seq)
     started = [s for s in seq.group.live if s.row is not None]
     if started:
@@ -110,15 +110,6 @@ def shareable_blocks(state: SchedulerState, seq: Sequence) -> list[BlockId] | No
                 return None
             return leader.block_table[:shared]
     return hits
-
-
-def uses_cache(state: SchedulerState, group: SequenceGroup) -> bool:
-    """Say whether the group reads and writes the prefix cache.
-
-    Log-probabilities of a prompt need every position computed.
-    """
-    request = group.request
-    return state.config.prefix_cache and request.use_cache and request.num_prompt_logprobs is None
 
 
 def _complete(state: SchedulerState, seq: Sequence) -> None:

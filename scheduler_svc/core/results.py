@@ -7,7 +7,7 @@ step did compute it.
 
 from __future__ import annotations
 
-from scheduler_svc.core import beam, prefill
+from scheduler_svc.core import beam
 from scheduler_svc.core.request import FinishReason, TokenLogprob
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.state import SchedulerState
@@ -20,13 +20,14 @@ def take(state: SchedulerState, record: StepRecord, result: StepResult) -> int:
     Returns: how many tokens the step prefilled.
     """
     state.blocks.settle(record.step_id)
+    state.blocks.name_blocks()  # of the step before, had there been no pause since
     num_prefilled = 0
     for seq, first, count in record.chunks:
         if seq.group.beam is None or first < seq.num_prompt_tokens:
             num_prefilled += count  # otherwise it is a beam's one new token
         if seq.row is not None:
             seq.num_computed += count
-            _name_blocks(state, seq)
+            _note_computed(state, seq)
     state.counters.num_prompt_tokens += num_prefilled
     if result.row_errors or result.logprobs:
         _take_extras(state, record, result)
@@ -50,17 +51,16 @@ def finish_if_complete(state: SchedulerState, seq: Sequence) -> None:
 
 def _take_tokens(state: SchedulerState, record: StepRecord, tokens: list[int]) -> None:
     dropped: set[Sequence] = set()
-    for seq, token in zip(record.sampled, tokens, strict=True):
-        if seq.accepts:
-            seq.tokens.append(token)
-            if token in seq.stops:
-                _register(state, seq)
-                state.finish(seq, FinishReason.STOP)
-        elif not _take_late_token(state, seq, token):
-            dropped.add(seq)
+    decode_set = record.decode_set
+    if decode_set is not None and decode_set.stop_token_ids.isdisjoint(tokens):
+        # The steady step: everyone wants its token, and nobody ends by it.
+        for known, token in zip(decode_set.tokens, tokens, strict=True):
+            known.append(token)
+    else:
+        dropped = _take_each_token(state, record, tokens)
     for seq in record.at_border:
         if seq.accepts:
-            _register(state, seq)
+            _count_computed(state, seq)
             if len(seq.tokens) >= seq.max_len:
                 state.finish(seq, FinishReason.LENGTH)
     outcome = state.outcome
@@ -72,6 +72,20 @@ def _take_tokens(state: SchedulerState, record: StepRecord, tokens: list[int]) -
         outcome.sampled += record.sampled
         outcome.tokens += tokens
     state.counters.num_generated_tokens += len(tokens) - len(dropped)
+
+
+def _take_each_token(state: SchedulerState, record: StepRecord, tokens: list[int]) -> set[Sequence]:
+    """Take the tokens one by one; returns whose was one too many."""
+    dropped: set[Sequence] = set()
+    for seq, token in zip(record.sampled, tokens, strict=True):
+        if seq.accepts:
+            seq.tokens.append(token)
+            if token in seq.stops:
+                _count_computed(state, seq)
+                state.finish(seq, FinishReason.STOP)
+        elif not _take_late_token(state, seq, token):
+            dropped.add(seq)
+    return dropped
 
 
 def _take_late_token(state: SchedulerState, seq: Sequence, token: int) -> bool:
@@ -131,17 +145,16 @@ def _take_logprobs(state: SchedulerState, seq: Sequence, logprobs: RowLogprobs, 
         state.outcome.logprobs.append((seq, RowLogprobs(sampled, prompt)))
 
 
-def _register(state: SchedulerState, seq: Sequence) -> None:
-    """Count what a decoding sequence has computed, and name its full blocks."""
+def _count_computed(state: SchedulerState, seq: Sequence) -> None:
+    """Count what a decoding sequence has computed."""
     seq.num_computed = len(seq.tokens) - 1
-    _name_blocks(state, seq)
+    _note_computed(state, seq)
 
 
-def _name_blocks(state: SchedulerState, seq: Sequence) -> None:
-    """Name the blocks that are full and settled, if the cache is in use."""
-    # Without a table it is swapped out: the blocks are named when it is back.
-    if seq.block_table and prefill.uses_cache(state, seq.group):
-        state.blocks.register_settled(seq)
+def _note_computed(state: SchedulerState, seq: Sequence) -> None:
+    """Have the blocks that are full and settled now named, if the cache is in use."""
+    if seq.group.uses_cache:
+        state.blocks.unnamed.append(seq)
 
 
 def _charge(state: SchedulerState, record: StepRecord) -> None:

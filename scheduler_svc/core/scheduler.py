@@ -6,6 +6,7 @@ property tests and the simulator drive the same object:
     add, cancel, stop      requests come and go at any time between steps
     plan(now)              the next step's delta, or None if there is nothing to do or
                            enough steps are in flight
+    name_blocks()          in the pause that follows; may be left out
     apply(result, now)     the result of the oldest step in flight
     take_outcome()         new tokens and finished sequences since the last call
 
@@ -30,7 +31,14 @@ from scheduler_svc.core.cost import CostModel
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.state import CoreConfig, Outcome, SchedulerState
-from scheduler_svc.core.step import StepError, StepErrorKind, StepPlan, StepRecord, StepResult
+from scheduler_svc.core.step import (
+    StepError,
+    StepErrorKind,
+    StepPlan,
+    StepRecord,
+    StepResult,
+    row_of,
+)
 from scheduler_svc.errors import DuplicateRequest, NeverFits, QueueFull
 
 _ACCOUNT_EVERY_STEPS = 8
@@ -73,7 +81,10 @@ class Scheduler:
         misfit = self._misfit(group)
         if misfit is not None:
             raise NeverFits(misfit)
-        if prefill.uses_cache(state, group):
+        # Log-probabilities of a prompt need every position computed.
+        is_cacheable = request.use_cache and request.num_prompt_logprobs is None
+        group.uses_cache = state.config.prefix_cache and is_cacheable
+        if group.uses_cache:
             group.lineage = prefix_cache.lineage(request)
         if request.beam is not None:
             group.beam = beam.BeamSearch(request)
@@ -132,7 +143,8 @@ class Scheduler:
         if self._deadlines:
             self._expire(now)
         self._decode()
-        budget = state.config.max_num_batched_tokens - len(state.decoding) - len(state.chunks)
+        num_decodes = len(state.decode_set.members)
+        budget = state.config.max_num_batched_tokens - num_decodes - len(state.chunks)
         if state.prefilling:
             budget = prefill.prefill(state, budget)
         admission.admit(state, budget, now)
@@ -149,6 +161,13 @@ class Scheduler:
         self.costs.observe(
             result.timings, num_prefilled if mostly_prefill else 0, record.num_moved_blocks
         )
+
+    def name_blocks(self) -> None:
+        """Do now, in a pause, what would come in the way of a later step.
+
+        For the time after a plan is sent: the executor computes, and nothing waits.
+        """
+        self.state.blocks.name_blocks()
 
     def fail(self, error: StepError) -> None:
         """Take in that the oldest step in flight failed as a whole.
@@ -219,9 +238,7 @@ class Scheduler:
         due = state.take_due()
         if due or state.ready or state.starved or state.preempted or len(state.waiting):
             self._make_room(due)
-        for seq in state.decoding:
-            seq.num_scheduled += 1
-        state.num_decode_steps += 1
+        state.clock.num_steps += 1
 
     def _make_room(self, due: list[Sequence]) -> None:
         """Preempt as needed, and only then let sequences grow: no victim is in the plan."""
@@ -286,20 +303,21 @@ class Scheduler:
         """Freeze the plan and remember what its result will mean."""
         state = self.state
         plan = state.plan
-        plan.num_decodes = len(state.decoding)
+        plan.num_decodes = len(state.decode_set.members)
         if not plan.has_work:
             return None
         for start in plan.starts:
             start.row = start.sequence.row or 0
             start.tokens = list(start.sequence.tokens)
             start.blocks = list(start.sequence.block_table)
-        sampled, rows = state.decoding, state.decode_rows
+        decode_set = state.decode_set
+        sampled, rows = decode_set.members, decode_set.rows
         if state.sampling:
-            sampled = sorted([*sampled, *state.sampling], key=lambda s: s.row or 0)
-            rows = [s.row or 0 for s in sampled]
+            sampled = sorted([*sampled, *state.sampling], key=row_of)
+            rows = [row_of(s) for s in sampled]
         moved = len(plan.swap_out_device_blocks) + len(plan.swap_in_host_blocks)
         # Who needs more than a plain step next time fills a block, or is at its length.
-        next_due = state.due.get(state.num_decode_steps, ())
+        next_due = state.due.get(state.clock.num_steps, ())
         at_border = [*(s for s in next_due if s.in_decode_set), *state.sampling]
         state.in_flight.append(
             StepRecord(
@@ -311,6 +329,7 @@ class Scheduler:
                 plan.chunk_rows,
                 plan.num_tokens,
                 moved,
+                None if state.sampling else decode_set,
             )
         )
         state.chunks, state.sampling = [], []

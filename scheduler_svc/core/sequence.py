@@ -34,6 +34,16 @@ class GroupStatus(enum.Enum):
     FINISHED = "finished"
 
 
+class DecodeClock:
+    """Counts the steps of a decode set, whose members all move on by a token in each."""
+
+    __slots__ = ("num_steps",)
+
+    def __init__(self) -> None:
+        """Start at 0."""
+        self.num_steps = 0
+
+
 class Sequence:
     """One stream of tokens.
 
@@ -43,6 +53,8 @@ class Sequence:
     """
 
     __slots__ = (
+        "_decode_clock",
+        "_num_scheduled",
         "accepts",
         "block_hashes",
         "block_table",
@@ -51,14 +63,12 @@ class Sequence:
         "group",
         "horizon",
         "host_table",
-        "in_decode_set",
         "is_prefilled",
         "limit",
         "max_len",
         "num_computed",
         "num_prompt_tokens",
         "num_registered",
-        "num_scheduled",
         "row",
         "sample_index",
         "share_from",
@@ -76,7 +86,9 @@ class Sequence:
         self.max_len = self.num_prompt_tokens + request.max_tokens
         # The last token to be sampled never needs its own K/V.
         self.limit = self.max_len - 1
-        self.num_scheduled = 0
+        # While it decodes, this is what it was, or would have been, at the clock's zero.
+        self._num_scheduled = 0
+        self._decode_clock: DecodeClock | None = None
         self.num_computed = 0
         # The next num_scheduled at which a decode needs more than a plain step: a
         # new block, a copy, or to leave because its length is reached.
@@ -84,7 +96,6 @@ class Sequence:
         self.row: int | None = None
         # All tokens that were known at the (re)start are scheduled: it decodes now.
         self.is_prefilled = False
-        self.in_decode_set = False
         # The token that a step draws becomes the next token as it is: the sequence has
         # a row, is not finished, and no beam search has the choice.
         self.accepts = False
@@ -96,6 +107,32 @@ class Sequence:
         self.share_from: Sequence | None = None
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
+
+    @property
+    def num_scheduled(self) -> int:
+        """Tokens whose K/V some planned step computes, or has computed."""
+        clock = self._decode_clock
+        return self._num_scheduled if clock is None else self._num_scheduled + clock.num_steps
+
+    @num_scheduled.setter
+    def num_scheduled(self, count: int) -> None:
+        clock = self._decode_clock
+        self._num_scheduled = count if clock is None else count - clock.num_steps
+
+    @property
+    def in_decode_set(self) -> bool:
+        """It computes a token in every step, without being touched."""
+        return self._decode_clock is not None
+
+    def start_decoding(self, clock: DecodeClock) -> None:
+        """Join a decode set: from now on the clock's steps count as its own."""
+        self._num_scheduled -= clock.num_steps
+        self._decode_clock = clock
+
+    def stop_decoding(self) -> None:
+        """Leave the decode set."""
+        self._num_scheduled = self.num_scheduled
+        self._decode_clock = None
 
     @property
     def is_finished(self) -> bool:
@@ -114,12 +151,12 @@ class Sequence:
 
     def restart(self) -> None:
         """Forget what was computed: the row is gone and the blocks are given back."""
+        self._decode_clock = None
         self.num_scheduled = 0
         self.num_computed = 0
         self.horizon = 0
         self.row = None
         self.is_prefilled = False
-        self.in_decode_set = False
         self.accepts = False
         self.num_registered = 0
         self.share_from = None
@@ -155,6 +192,7 @@ class SequenceGroup:
         "serial",
         "status",
         "unforked",
+        "uses_cache",
     )
 
     def __init__(self, request: Request, serial: int) -> None:
@@ -168,6 +206,8 @@ class SequenceGroup:
         self.serial = serial
         self.key: tuple[float, float, int] = (0, request.arrival, serial)
         self.status = GroupStatus.WAITING
+        # Reads and writes the prefix cache.
+        self.uses_cache = False
         self.lineage = serial
         self.num_failures = 0
         self.num_preemptions = 0

@@ -7,11 +7,8 @@ Who is where:
     running     groups that hold blocks, by key
     prefilling  sequences of running groups with known tokens still to compute
     ready       sequences of running groups that want into the decode set
-    decoding    the decode set: sequences by ascending row, one token each a step
+    decode_set  sequences by ascending row, one token each a step
     due         members of the decode set that a coming step finds at their horizon
-
-`decoding` and `decode_rows` are replaced, never changed: the records of steps in
-flight refer to them.
 """
 
 from __future__ import annotations
@@ -23,8 +20,8 @@ from typing import TYPE_CHECKING
 
 from scheduler_svc.core.block_manager import BlockManager
 from scheduler_svc.core.request import FinishReason
-from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
-from scheduler_svc.core.step import RowLogprobs, StepPlan, StepRecord
+from scheduler_svc.core.sequence import DecodeClock, GroupStatus, Sequence, SequenceGroup
+from scheduler_svc.core.step import DecodeSet, RowLogprobs, StepPlan, StepRecord, row_of
 from scheduler_svc.core.waiting import FairQueue, OrderedQueue, WaitingQueue, fcfs_key, priority_key
 
 if TYPE_CHECKING:
@@ -142,12 +139,11 @@ class SchedulerState:
         self.running: list[SequenceGroup] = []
         self.prefilling: list[Sequence] = []
         self.ready: list[Sequence] = []
-        self.decoding: list[Sequence] = []
-        self.decode_rows: list[int] = []
+        self.decode_set = DecodeSet()
         self.decode_set_changed = False
         # All of the decode set move on by a token a step, so it is known ahead at which
         # step each is at its horizon. Entries of those that left since are skipped.
-        self.num_decode_steps = 0
+        self.clock = DecodeClock()
         self.due: dict[int, list[Sequence]] = {}
         self.starved: Sequence | None = None
         # Blocks that stalled groups wait for: nobody behind them in line may take them.
@@ -188,7 +184,7 @@ class SchedulerState:
     def leave_decode_set(self, seq: Sequence, *, row_goes_on: bool = True) -> None:
         """Take a sequence out of the decode set; tell the executor if its row lives on."""
         if seq.in_decode_set:
-            seq.in_decode_set = False
+            seq.stop_decoding()
             self.decode_set_changed = True
             if row_goes_on:
                 assert seq.row is not None
@@ -197,27 +193,22 @@ class SchedulerState:
     def refresh_decode_set(self, entering: list[Sequence]) -> None:
         """Build the decode set anew after sequences left, and with those that enter."""
         for seq in entering:
-            assert seq.row is not None
-            seq.in_decode_set = True
-            self.plan.decode_enter_rows.append(seq.row)
+            seq.start_decoding(self.clock)
+            self.plan.decode_enter_rows.append(row_of(seq))
         if entering or self.decode_set_changed:
-            members = [s for s in self.decoding if s.in_decode_set]
-            known = set(map(id, members))
-            members += [s for s in entering if id(s) not in known]
-            members.sort(key=_row)
-            self.decoding = members
-            self.decode_rows = [_row(s) for s in members]
+            stay = dict.fromkeys(s for s in self.decode_set.members if s.in_decode_set)
+            self.decode_set = DecodeSet.of(stay | dict.fromkeys(entering))
             self.decode_set_changed = False
 
     def set_horizon(self, seq: Sequence) -> None:
         """Note when a sequence that decodes from now on will need more than a plain step."""
         seq.horizon = min(len(seq.block_table) * self.blocks.block_size, seq.limit)
-        step = self.num_decode_steps + seq.horizon - seq.num_scheduled
+        step = self.clock.num_steps + seq.horizon - seq.num_scheduled
         self.due.setdefault(step, []).append(seq)
 
     def take_due(self) -> list[Sequence]:
         """Return the members of the decode set that are at their horizon."""
-        at_horizon = self.due.pop(self.num_decode_steps, ())
+        at_horizon = self.due.pop(self.clock.num_steps, ())
         return [
             seq
             for seq in dict.fromkeys(at_horizon)
@@ -264,7 +255,7 @@ class SchedulerState:
         """
         assert seq.finish_reason is None
         seq.finish_reason = reason
-        seq.accepts = False
+        self.withdraw(seq)
         self.leave_decode_set(seq, row_goes_on=False)
         self.blocks.free(seq, self.fence)
         self.give_row_back(seq)
@@ -280,6 +271,13 @@ class SchedulerState:
         elif group.status is GroupStatus.RUNNING:
             self.prefilling = [s for s in self.prefilling if s is not seq]
             self.ready = [s for s in self.ready if s is not seq]
+
+    def withdraw(self, seq: Sequence) -> None:
+        """Let tokens that are in flight no longer become the sequence's next as they are."""
+        if seq.accepts and seq.num_pending:
+            for record in self.in_flight:
+                record.decode_set = None
+        seq.accepts = False
 
     def abandon(self, group: SequenceGroup, reason: FinishReason, error: str = "") -> None:
         """End all of a group's choices, also those that have not forked yet."""
@@ -303,8 +301,3 @@ class SchedulerState:
         self.suspects.discard(group)
         del self.groups[group.request.request_id]
         self.counters.num_finished += 1
-
-
-def _row(seq: Sequence) -> int:
-    assert seq.row is not None
-    return seq.row

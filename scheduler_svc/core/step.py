@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.block_pool import BlockId
@@ -120,6 +121,37 @@ class StepResult:
     timings: StepTimings = field(default_factory=StepTimings)
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeSet:
+    """Who computes one token in every step, by ascending row; replaced, never changed.
+
+    `rows` and `tokens` are the members' own; `stop_token_ids` is all that ends any of them.
+    """
+
+    members: list[Sequence] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+    tokens: list[list[int]] = field(default_factory=list)
+    stop_token_ids: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, sequences: Iterable[Sequence]) -> DecodeSet:
+        """Order sequences that have rows."""
+        members = sorted(sequences, key=row_of)
+        stops = {seq.stops for seq in members}
+        return cls(
+            members,
+            [row_of(seq) for seq in members],
+            [seq.tokens for seq in members],
+            frozenset().union(*stops),
+        )
+
+
+def row_of(seq: Sequence) -> int:
+    """Row of a sequence that has one."""
+    assert seq.row is not None
+    return seq.row
+
+
 @dataclass(slots=True)
 class StepRecord:
     """What the scheduler must remember of a step in flight.
@@ -127,8 +159,9 @@ class StepRecord:
     `sampled` are the sequences that draw a token, by ascending row as of this step, and
     `rows` those rows. `at_border` are those of them whose token fills a block, is the
     last by length, or is the first since they started. `chunks` are (sequence, first
-    position, count) and `chunk_rows` their rows. The lists are never changed after the
-    plan is sealed.
+    position, count) and `chunk_rows` their rows. `decode_set` is there while all of it, and
+    nobody else, draws and still wants a token. The lists are never changed after the plan
+    is sealed.
     """
 
     step_id: int
@@ -139,3 +172,4 @@ class StepRecord:
     chunk_rows: list[int]
     num_tokens: int
     num_moved_blocks: int = 0
+    decode_set: DecodeSet | None = None

@@ -120,10 +120,15 @@ def _fingerprint(harness: CoreHarness) -> Hashable:
         )
         for name, group in sorted(state.groups.items())
     )
-    lists = (state.prefilling, state.ready, [s for s in state.decoding if s.in_decode_set])
+    decoding = [s for s in state.decode_set.members if s.in_decode_set]
+    lists = (state.prefilling, state.ready, decoding)
     places = tuple(tuple(map(_name, members)) for members in lists)
     in_flight = tuple(
-        (tuple(map(_name, r.sampled)), tuple((_name(s), p, n) for s, p, n in r.chunks))
+        (
+            tuple(map(_name, r.sampled)),
+            tuple((_name(s), p, n) for s, p, n in r.chunks),
+            r.decode_set is None,
+        )
         for r in state.in_flight
     )
     blocks = tuple(
@@ -137,10 +142,11 @@ def _fingerprint(harness: CoreHarness) -> Hashable:
         if pool is not None
     )
     unsent = (tuple(state.plan.finish_rows), tuple(state.plan.decode_leave_rows))
+    unnamed = tuple(map(_name, state.blocks.unnamed))
     ended = frozenset(harness.ends.items())
     known = frozenset(harness.requests)
     rows = tuple(state.free_rows)
-    return (groups, places, in_flight, blocks, pools, unsent, ended, known, rows)
+    return (groups, places, in_flight, blocks, pools, unsent, unnamed, ended, known, rows)
 
 
 def _name(seq) -> tuple:

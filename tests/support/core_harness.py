@@ -196,7 +196,7 @@ class CoreHarness:
         assert not self.core.has_requests and not self.pending
         assert self.plan() is None, "work is planned for nobody"
         assert not (state.running or state.preempted or state.prefilling or state.ready)
-        assert not state.decoding or state.decode_set_changed
+        assert not state.decode_set.members or state.decode_set_changed
         assert len(state.waiting) == 0 and state.waiting.peek() is None
         assert state.starved is None and state.num_promised_rows == 0
         assert state.blocks.num_fenced == 0 and state.blocks.pool.num_referenced == 0

@@ -115,6 +115,8 @@ class RandomDriver:
         dice = rng.random()
         if rng.random() < 0.3:
             harness.advance(rng.choice([0, 0, 1, 5]))
+        if rng.random() < 0.3:
+            harness.core.name_blocks()
         if dice < 0.12 and self.num_added < self.num_requests:
             request_id = f"r{self.num_added}"
             self.num_added += 1

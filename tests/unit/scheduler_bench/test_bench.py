@@ -40,7 +40,7 @@ def test_everyone_decodes_and_the_queue_waits() -> None:
     core = bench._steady_core(bench.Load(running=8, queued=5, context=20, executors=1), 40)
     for _ in range(40):
         bench._step(core)
-        assert len(core.state.decoding) == 8
+        assert len(core.state.decode_set.members) == 8
         assert len(core.state.in_flight) == 1, "the second is planned first in a step"
         assert len(core.state.waiting) == 5
     assert core.state.counters.num_recompute_preemptions == 0

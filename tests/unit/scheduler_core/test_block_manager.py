@@ -139,7 +139,7 @@ def test_the_last_token_is_never_a_prefix_hit(length: int, hits: int) -> None:
     manager = BlockManager(8, block_size=4)
     tokens = list(range(12))
     seq = _computed(manager, tokens)
-    manager.register_settled(seq)
+    manager.unnamed.append(seq)
     assert len(manager.match_prefix(make_sequence(tokens[:length]))) == hits
 
 
@@ -147,7 +147,7 @@ def test_a_block_that_is_not_full_is_no_hit() -> None:
     """Its owner writes to it still."""
     manager = BlockManager(8, block_size=4)
     seq = _computed(manager, 7)
-    manager.register_settled(seq)
+    manager.unnamed.append(seq)
     assert len(manager.match_prefix(make_sequence([*seq.tokens, 1, 2, 3]))) == 1
 
 

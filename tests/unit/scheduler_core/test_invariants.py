@@ -45,7 +45,7 @@ def _forget_a_horizon(state: SchedulerState) -> None:
 
 
 def _be_in_two_places(state: SchedulerState) -> None:
-    state.ready.append(state.decoding[0])
+    state.ready.append(state.decode_set.members[0])
 
 
 def _disorder(state: SchedulerState) -> None:
