@@ -1,0 +1,399 @@
+"""Decode: one new token per sequence attends to that sequence's blocks.
+
+Each program takes one split of one sequence's context and the query heads that share
+one KV head, so that K/V are read once per group. It keeps an online softmax (Milakov
+& Gimelshein, 2018) over tiles of whole blocks; with more than one split a second
+kernel merges their results (flash-decoding, Dao et al., 2023).
+
+Inside a tile every load is 128 bits wide and costs one 64-bit multiply-add: the
+blocks' places come from one load of the table per block, and what a thread adds to
+them for its row within the block is the same in every tile.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from octavo_kernels.checks import check_attention, check_options, check_shape
+from octavo_kernels.triton_ops.tuning import Tuning, arch_of, tuning_for
+
+MAX_SPLITS = 64
+_MIN_SPLIT_TOKENS = 256
+_PROGRAMS_PER_PROCESSOR = 2
+_WASTE_ALLOWED = 0.15
+
+
+def choose_num_splits(
+    num_seqs: int, num_kv_heads: int, max_context_len: int, num_processors: int
+) -> int:
+    """Say into how many parts each context is cut so that all processors have work.
+
+    The fewest splits whose last wave of programs leaves processors almost as busy as
+    the best number of splits would; one where sequences and heads fill the device.
+    Depends on nothing that the device knows, so asking does not wait for it.
+
+    Args:
+        num_seqs: sequences of the batch, at least 1.
+        num_kv_heads: KV heads of the model.
+        max_context_len: upper bound of the contexts, in tokens.
+        num_processors: streaming multiprocessors or compute units of the device.
+    Returns: 1 to `MAX_SPLITS`; no split has fewer than 256 tokens of the longest context.
+    """
+    programs = num_seqs * num_kv_heads
+    places = num_processors * _PROGRAMS_PER_PROCESSOR
+    limit = min(MAX_SPLITS, max(1, max_context_len // _MIN_SPLIT_TOKENS))
+
+    def busy(splits: int) -> float:
+        waves = programs * splits / places
+        return waves / math.ceil(waves)
+
+    wanted = (1 - _WASTE_ALLOWED) * max(busy(splits) for splits in range(1, limit + 1))
+    return next(splits for splits in range(1, limit + 1) if busy(splits) >= wanted)
+
+
+class Scratch:
+    """Working memory for the splits' results, kept from step to step.
+
+    It only grows, and what it outgrew stays allocated: a captured CUDA graph may hold
+    its address. `reserve` the largest step before capturing, and it never grows again.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._memory = torch.empty(0, dtype=torch.float32, device=device)
+        self._outgrown: list[Tensor] = []
+
+    def reserve(self, num_seqs: int, num_heads: int, num_splits: int, head_dim: int) -> None:
+        """Make room for a step of this size."""
+        needed = num_seqs * num_heads * num_splits * (head_dim + 1)
+        if needed > self._memory.numel():
+            self._outgrown.append(self._memory)
+            self._memory = torch.empty(needed, dtype=torch.float32, device=self._memory.device)
+
+    def take(
+        self, num_seqs: int, num_heads: int, num_splits: int, head_dim: int
+    ) -> tuple[Tensor, Tensor]:
+        """Hand out room for results and their weights, with anything in it.
+
+        Returns: [num_seqs, num_heads, num_splits, head_dim] and
+            [num_seqs, num_heads, num_splits], both float32.
+        """
+        self.reserve(num_seqs, num_heads, num_splits, head_dim)
+        rows = num_seqs * num_heads * num_splits
+        results = self._memory[: rows * head_dim]
+        weights = self._memory[rows * head_dim : rows * (head_dim + 1)]
+        return (
+            results.view(num_seqs, num_heads, num_splits, head_dim),
+            weights.view(num_seqs, num_heads, num_splits),
+        )
+
+
+def paged_attention(
+    query: Tensor,
+    key_cache: Tensor,
+    value_cache: Tensor,
+    block_tables: Tensor,
+    context_lens: Tensor,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    out: Tensor | None = None,
+    max_context_len: int | None = None,
+    num_splits: int | None = None,
+    scratch: Scratch | None = None,
+    contiguous: bool = False,
+    tuning: Tuning | None = None,
+) -> Tensor:
+    """Attend each sequence's one new token to its cached blocks.
+
+    Args:
+        query: [num_seqs, num_heads, head_dim], fp16/bf16/fp32; each row contiguous.
+        key_cache: [num_blocks, block_size, num_kv_heads, head_dim] in query's dtype;
+            num_heads is a multiple of num_kv_heads, each block contiguous.
+        value_cache: as key_cache.
+        block_tables: [num_seqs, max_blocks] int32; entries past the context are
+            never read.
+        context_lens: [num_seqs] int32, the new token included; 0 makes a row zeros.
+        scale: factor on the scores.
+        sliding_window: the latest tokens attended to, the new one included; None: all.
+        softcap: scores become `softcap * tanh(score / softcap)`; None: they stay.
+        out: as query, where the result goes; None: a new tensor.
+        max_context_len: upper bound of context_lens; None: what the tables can hold.
+        num_splits: parts of each context; None: `choose_num_splits` says.
+        scratch: memory for the splits' results; None: allocated for this call.
+        contiguous: a sequence's blocks follow its first one in order, and the rest of
+            the table is not read. For measuring what paging costs.
+        tuning: how the kernel is laid out; None: the table says.
+    Returns: [num_seqs, num_heads, head_dim] in query's dtype, accumulated in fp32.
+    Raises:  ValueError: if shapes, dtypes, strides or devices disagree.
+    Source:  PagedAttention (Kwon et al., 2023), section 4.1; soft-cap: Gemma 2
+        (2024), section 2.
+    """
+    check_attention(query, key_cache, value_cache, block_tables, context_lens, out)
+    check_shape("block_tables", block_tables, (len(query), None))
+    check_options(sliding_window=sliding_window, softcap=softcap)
+    if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
+        raise ValueError(f"num_splits is {num_splits}, not 1 to {MAX_SPLITS}")
+    num_seqs, num_heads, head_dim = query.shape
+    _, block_size, num_kv_heads, _ = key_cache.shape
+    group = num_heads // num_kv_heads
+    if out is None:
+        out = torch.empty_like(query, memory_format=torch.contiguous_format)
+    if num_seqs == 0:
+        return out
+    if num_splits is None:
+        longest = max_context_len or block_tables.shape[1] * block_size
+        if sliding_window is not None:
+            longest = min(longest, sliding_window)
+        processors = _num_processors(query.device)
+        num_splits = choose_num_splits(num_seqs, num_kv_heads, longest, processors)
+    if tuning is None:
+        tuning = tuning_for(
+            arch_of(query.device), head_dim, block_size, group, query.element_size()
+        )
+    dim = max(16, triton.next_power_of_2(head_dim))
+    results, weights = out, None
+    if num_splits > 1:
+        scratch = scratch or Scratch(query.device)
+        results, weights = scratch.take(num_seqs, num_heads, num_splits, head_dim)
+    attend_split[(num_kv_heads, num_seqs, num_splits)](
+        results,
+        weights,
+        query,
+        key_cache,
+        value_cache,
+        block_tables,
+        context_lens,
+        scale,
+        results.stride(0),
+        query.stride(0),
+        key_cache.stride(0) // 8,
+        block_tables.stride(0),
+        NUM_KV_HEADS=num_kv_heads,
+        GROUP=group,
+        ROWS=max(16, triton.next_power_of_2(group)),
+        HEAD_DIM=head_dim,
+        DIM=dim,
+        BLOCK_SIZE=block_size,
+        BLOCKS=max(1, tuning.tile_tokens // block_size),
+        WINDOW=sliding_window,
+        SOFTCAP=softcap,
+        CONTIGUOUS=contiguous,
+        num_warps=tuning.num_warps,
+        num_stages=tuning.num_stages,
+    )
+    if num_splits > 1:
+        merge_splits[(num_heads, num_seqs)](
+            out,
+            results,
+            weights,
+            num_splits,
+            out.stride(0),
+            HEAD_DIM=head_dim,
+            DIM=dim,
+            SPLITS=triton.next_power_of_2(num_splits),
+            num_warps=4,
+        )
+    return out
+
+
+@cache
+def _num_processors(device: torch.device) -> int:
+    if device.type != "cuda":
+        return 1
+    return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@triton.jit(do_not_specialize=["table_stride"])
+def attend_split(
+    results,  # [num_seqs, num_heads, num_splits, HEAD_DIM]
+    weights,  # [num_seqs, num_heads, num_splits], log2 of each split's sum; None: one split
+    query,
+    key_cache,
+    value_cache,
+    block_tables,
+    context_lens,
+    scale,
+    result_stride,
+    query_stride,
+    block_stride,  # in units of 8 elements, so that a block's place is a 32-bit product
+    table_stride,
+    NUM_KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    ROWS: tl.constexpr,  # GROUP, padded for tl.dot
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,  # HEAD_DIM, padded to a power of two
+    BLOCK_SIZE: tl.constexpr,
+    BLOCKS: tl.constexpr,  # blocks of a tile
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    CONTIGUOUS: tl.constexpr,
+):
+    """Attend one group of query heads to one split of one sequence's context."""
+    # Heads vary fastest: programs that run side by side read neighbouring memory.
+    kv_head, split, num_splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
+    seq = tl.program_id(1).to(tl.int64)
+    TILE: tl.constexpr = BLOCKS * BLOCK_SIZE
+    context_len = tl.load(context_lens + seq)
+    window_start = 0
+    if WINDOW is not None:
+        window_start = tl.maximum(context_len - WINDOW, 0)
+    first_block = window_start // BLOCK_SIZE
+    span = context_len - first_block * BLOCK_SIZE
+    num_tiles = tl.cdiv(span, TILE)
+    tiles_per_split = tl.cdiv(num_tiles, num_splits)
+    first = split * tiles_per_split
+    last = tl.minimum(first + tiles_per_split, num_tiles)
+    # Tiles from first_whole to last_whole lie inside the window; those at its ends are masked.
+    first_whole = 0 if WINDOW is None else 1
+    last_whole = tl.maximum(span // TILE, first_whole)
+
+    rows, dims, tokens = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, TILE)
+    heads = kv_head * GROUP + rows
+    real = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
+    queries = tl.load(
+        query + seq * query_stride + heads[:, None] * HEAD_DIM + dims[None, :], mask=real, other=0.0
+    )
+    within_block = (tokens % BLOCK_SIZE * NUM_KV_HEADS + kv_head) * HEAD_DIM
+    keys = key_cache + (within_block[:, None] + dims[None, :])
+    values = value_cache + (within_block[:, None] + dims[None, :])
+    table = block_tables + seq * table_stride + first_block
+    low = window_start - first_block * BLOCK_SIZE
+
+    largest = tl.full([ROWS], float("-inf"), tl.float32)
+    total = tl.zeros([ROWS], tl.float32)
+    sums = tl.zeros([ROWS, DIM], tl.float32)
+    if WINDOW is not None:
+        largest, total, sums = _attend_tiles(
+            first, tl.minimum(last, first_whole), low, span, largest, total, sums,
+            queries, scale, keys, values, table, block_stride,
+            HEAD_DIM, BLOCK_SIZE, BLOCKS, SOFTCAP, CONTIGUOUS, MASKED=True,
+        )  # fmt: skip
+    largest, total, sums = _attend_tiles(
+        tl.maximum(first, first_whole), tl.minimum(last, last_whole), low, span,
+        largest, total, sums, queries, scale, keys, values, table, block_stride,
+        HEAD_DIM, BLOCK_SIZE, BLOCKS, SOFTCAP, CONTIGUOUS, MASKED=False,
+    )  # fmt: skip
+    largest, total, sums = _attend_tiles(
+        tl.maximum(first, last_whole), last, low, span, largest, total, sums,
+        queries, scale, keys, values, table, block_stride,
+        HEAD_DIM, BLOCK_SIZE, BLOCKS, SOFTCAP, CONTIGUOUS, MASKED=True,
+    )  # fmt: skip
+
+    attended = sums / tl.where(total > 0, total, 1.0)[:, None]
+    places = heads * num_splits + split
+    results += seq * result_stride + places[:, None] * HEAD_DIM + dims[None, :]
+    tl.store(results, attended, mask=real)
+    if weights is not None:
+        weights += seq * NUM_KV_HEADS * GROUP * num_splits + places
+        tl.store(weights, largest + tl.log2(total), mask=rows < GROUP)
+
+
+@triton.jit
+def _attend_tiles(
+    first,
+    last,
+    low,  # the first token to attend to, and the first after the last, from the first block on
+    high,
+    largest,  # [ROWS] of the scores so far, which are in units of log2(e)
+    total,  # [ROWS] of 2^(score - largest)
+    sums,  # [ROWS, DIM] of the values, weighted so
+    query,  # [ROWS, DIM]
+    scale,
+    keys,  # [TILE, DIM] places of a tile whose blocks all were block 0
+    values,
+    table,
+    block_stride,
+    HEAD_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    BLOCKS: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    CONTIGUOUS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Carry the online softmax over the tiles from `first` to `last`."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    TILE: tl.constexpr = BLOCKS * BLOCK_SIZE
+    DIM: tl.constexpr = query.shape[1]
+    tokens = tl.arange(0, TILE)
+    real = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
+    for tile in tl.range(first, last, num_stages=1 if MASKED else None):
+        seen = (tile * TILE + tokens >= low) & (tile * TILE + tokens < high)
+        blocks = tile * BLOCKS + tl.arange(0, BLOCKS)
+        if CONTIGUOUS:
+            blocks += tl.load(table)
+        elif MASKED:
+            blocks = tl.load(table + blocks, mask=blocks * BLOCK_SIZE < high, other=0)
+        else:
+            blocks = tl.load(table + blocks)
+        starts = (blocks * block_stride).to(tl.int64) * 8
+        starts = tl.broadcast_to(starts[:, None], [BLOCKS, BLOCK_SIZE]).reshape([TILE])[:, None]
+        # The reshape hides from the compiler that rows are contiguous and aligned.
+        tile_keys = tl.max_contiguous(tl.multiple_of(keys + starts, [1, 16]), [1, 8])
+        tile_values = tl.max_contiguous(tl.multiple_of(values + starts, [1, 16]), [1, 8])
+        if MASKED:
+            key = tl.load(tile_keys, mask=seen[:, None] & real, other=0.0)
+            value = tl.load(tile_values, mask=seen[:, None] & real, other=0.0)
+        elif HEAD_DIM < DIM:
+            key = tl.load(tile_keys, mask=real, other=0.0)
+            value = tl.load(tile_values, mask=real, other=0.0)
+        else:
+            key = tl.load(tile_keys)
+            value = tl.load(tile_values)
+
+        scores = tl.dot(query, key.T, input_precision="ieee")
+        if SOFTCAP is None:
+            scores *= scale * LOG2_E
+        else:  # tanh(x) = 1 - 2 / (e^2x + 1)
+            growth = tl.exp2(scores * (scale * (2 * LOG2_E / SOFTCAP)))
+            scores = SOFTCAP * LOG2_E - (2 * SOFTCAP * LOG2_E) / (growth + 1)
+        if MASKED:
+            scores = tl.where(seen[None, :], scores, float("-inf"))
+
+        new_largest = tl.maximum(largest, tl.max(scores, 1))
+        shrink = tl.exp2(largest - new_largest)
+        weights = tl.exp2(scores - new_largest[:, None])
+        total = total * shrink + tl.sum(weights, 1)
+        sums = tl.dot(
+            weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee"
+        )
+        largest = new_largest
+    return largest, total, sums
+
+
+@triton.jit(do_not_specialize=["num_splits"])
+def merge_splits(
+    out,
+    results,  # [num_seqs, num_heads, num_splits, HEAD_DIM]
+    weights,  # [num_seqs, num_heads, num_splits]
+    num_splits,
+    out_stride,
+    HEAD_DIM: tl.constexpr,
+    DIM: tl.constexpr,
+    SPLITS: tl.constexpr,  # num_splits, padded to a power of two
+):
+    """Weigh the splits of one query head by what each holds of the softmax's sum."""
+    head, seq = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    row = seq * tl.num_programs(0) + head
+    splits, dims = tl.arange(0, SPLITS), tl.arange(0, DIM)
+    real = dims < HEAD_DIM
+    logs = tl.load(
+        weights + row * num_splits + splits, mask=splits < num_splits, other=float("-inf")
+    )
+    largest = tl.max(logs, 0)
+    # Splits without a token weigh nothing; a row of context 0 has no others.
+    shares = tl.where(logs > float("-inf"), tl.exp2(logs - largest), 0.0)
+    total = tl.sum(shares, 0)
+    attended = tl.load(
+        results + (row * num_splits + splits)[:, None] * HEAD_DIM + dims[None, :],
+        mask=(splits < num_splits)[:, None] & real[None, :],
+        other=0.0,
+    )
+    merged = tl.sum(attended * shares[:, None], 0) / tl.where(total > 0, total, 1.0)
+    tl.store(out + seq * out_stride + head * HEAD_DIM + dims, merged, mask=real)

@@ -1,0 +1,18 @@
+"""Triton's interpreter for the whole session, unless a GPU is what is tested.
+
+Triton reads the variable when it is imported, and so do the kernels; some test's imports
+bring Triton along before the kernels' own tests are collected.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Interpret kernels, except under `-m gpu`."""
+    if config.option.markexpr != "gpu":
+        os.environ["TRITON_INTERPRET"] = "1"
