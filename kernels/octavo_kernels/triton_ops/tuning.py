@@ -1,27 +1,45 @@
 """How the decode kernel is laid out on each card: a table, and what fills it.
 
 `tuning.json` holds what was fastest on a card that could be measured; where it has no
-entry, `default_tuning` serves.
+entry, `default_tuning` serves. On a GPU,
+
+    python -m octavo_kernels.triton_ops.tuning --write
+
+measures that card and rewrites its entries; without `--write` it prints them only.
 """
 
 from __future__ import annotations
 
+import argparse
+import itertools
 import json
-import math
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
 
 import torch
 
 _TABLE_PATH = Path(__file__).with_name("tuning.json")
+_TABLE_DTYPE = torch.bfloat16
 _TILE_BYTES = 16 * 1024
-_HALF_BYTES = 2
+
+# What is measured, at a batch and a context where memory is the limit.
+_SWEEP_MODELS = ((64, 3), (64, 1), (128, 1), (128, 4), (128, 7), (128, 8), (256, 2))
+_SWEEP_BLOCK_SIZES = (8, 16, 32, 64, 128)
+_SWEEP_LAYOUTS = tuple(itertools.product((64, 128), (4, 8), (2, 3, 5)))
+_SWEEP_SEQS = 64
+_SWEEP_KV_HEADS = 8
+_SWEEP_CONTEXT = 2048
 
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """Tokens of a tile (a power of two; at least a block is taken), warps, pipeline stages."""
+    """How a kernel is laid out.
+
+    `tile_tokens` is a power of two; where a block is larger, a tile is one block.
+    """
 
     tile_tokens: int
     num_warps: int
@@ -29,36 +47,37 @@ class Tuning:
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class TuningKey:
+    """What a layout was measured for: a card, and the shape of a model's K/V."""
+
     arch: str
     head_dim: int
     block_size: int
     group: int
 
 
-def tuning_for(arch: str, head_dim: int, block_size: int, group: int, itemsize: int) -> Tuning:
+def tuning_for(key: TuningKey, dtype: torch.dtype) -> Tuning:
     """Look up the layout for a card and a model, or fall back on `default_tuning`.
 
-    Args:
-        arch: as `arch_of` names it.
-        head_dim: elements of a head.
-        block_size: tokens of a block.
-        group: query heads that share a KV head.
-        itemsize: bytes of an element; the table holds for 16-bit pools only.
+    The table holds for 16-bit pools only.
     """
-    known = _table().get(_Place(arch, head_dim, block_size, group))
-    if known is not None and itemsize == _HALF_BYTES:
+    known = _table().get(key)
+    if known is not None and dtype.itemsize == _TABLE_DTYPE.itemsize:
         return known
-    return default_tuning(head_dim, itemsize)
+    return default_tuning(key.head_dim, dtype.itemsize)
 
 
 def default_tuning(head_dim: int, itemsize: int) -> Tuning:
-    """Choose a tile of about 16 KiB of keys: small enough for three programs per processor.
+    """Choose tiles of about 16 KiB of keys, 64 to 128 tokens.
 
-    Three programs with one tile of keys and one of values on the way keep 96 KiB in
-    flight, twice what the fastest card here needs to hide its memory's latency.
+    Small enough that three programs share a processor: with a tile of keys and one of
+    values each, 96 KiB are on their way, more than the fastest memory needs to be busy.
+
+    Args:
+        head_dim: elements of a head.
+        itemsize: bytes of an element.
     """
-    row_bytes = itemsize * 2 ** math.ceil(math.log2(head_dim))
+    row_bytes = 1 << (head_dim * itemsize - 1).bit_length()
     tile_tokens = min(128, max(64, _TILE_BYTES // row_bytes))
     return Tuning(tile_tokens=tile_tokens, num_warps=4, num_stages=3)
 
@@ -75,9 +94,75 @@ def arch_of(device: torch.device) -> str:
 
 
 @cache
-def _table() -> dict[_Place, Tuning]:
-    table = {}
-    for entry in json.loads(_TABLE_PATH.read_text()):
-        tuning = Tuning(*(entry.pop(name) for name in Tuning.__dataclass_fields__))
-        table[_Place(**entry)] = tuning
-    return table
+def _table() -> dict[TuningKey, Tuning]:
+    return {
+        TuningKey(**{field.name: entry[field.name] for field in fields(TuningKey)}): Tuning(
+            **{field.name: entry[field.name] for field in fields(Tuning)}
+        )
+        for entry in json.loads(_TABLE_PATH.read_text())
+    }
+
+
+def _measure(key: TuningKey) -> dict[Tuning, float]:
+    """Time every layout that fits the card, in milliseconds a call."""
+    import triton
+    from triton.testing import do_bench
+
+    from octavo_kernels.triton_ops.paged_attention import paged_attention
+
+    blocks = -(-_SWEEP_CONTEXT // key.block_size)
+    num_blocks = _SWEEP_SEQS * blocks
+    shape = (num_blocks, key.block_size, _SWEEP_KV_HEADS, key.head_dim)
+    heads = (_SWEEP_SEQS, _SWEEP_KV_HEADS * key.group, key.head_dim)
+    query, keys, values = (
+        torch.randn(size, dtype=_TABLE_DTYPE, device="cuda") for size in (heads, shape, shape)
+    )
+    tables = torch.randperm(num_blocks, device="cuda").int().view(_SWEEP_SEQS, blocks)
+    lens = torch.full((_SWEEP_SEQS,), _SWEEP_CONTEXT, dtype=torch.int32, device="cuda")
+    out = torch.empty_like(query)
+
+    def call(tuning: Tuning) -> None:
+        paged_attention(
+            query, keys, values, tables, lens, scale=key.head_dim**-0.5, out=out, tuning=tuning
+        )
+
+    times = {}
+    for tuning in itertools.starmap(Tuning, _SWEEP_LAYOUTS):
+        try:
+            times[tuning] = do_bench(lambda tuning=tuning: call(tuning), return_mode="median")
+        except triton.runtime.errors.OutOfResources:
+            continue
+    return times
+
+
+def _sweep(arch: str) -> Iterator[dict[str, object]]:
+    for (head_dim, group), block_size in itertools.product(_SWEEP_MODELS, _SWEEP_BLOCK_SIZES):
+        key = TuningKey(arch, head_dim, block_size, group)
+        times = _measure(key)
+        best = min(times, key=times.__getitem__)
+        usual = times[default_tuning(head_dim, _TABLE_DTYPE.itemsize)]
+        sys.stderr.write(f"{key} {best}: {times[best]:.4f} ms, by default {usual:.4f} ms\n")
+        yield asdict(key) | asdict(best)
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Measure this machine's GPU, one line of the table for each model and block size."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument(
+        "--write", action="store_true", help="replace the card's entries in tuning.json"
+    )
+    write = parser.parse_args(arguments).write
+    if not torch.cuda.is_available():
+        parser.error("there is no GPU to measure")
+    arch = arch_of(torch.device("cuda", torch.cuda.current_device()))
+    measured = list(_sweep(arch))
+    others = [entry for entry in json.loads(_TABLE_PATH.read_text()) if entry["arch"] != arch]
+    lines = ",\n".join(json.dumps(entry) for entry in others + measured)
+    if write:
+        _TABLE_PATH.write_text(f"[\n{lines}\n]\n")
+    else:
+        sys.stdout.write(f"[\n{lines}\n]\n")
+
+
+if __name__ == "__main__":
+    main()
