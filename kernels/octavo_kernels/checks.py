@@ -112,6 +112,8 @@ def check_attention(  # noqa: PLR0917 - in the order of the ops themselves
     block_tables: Tensor,
     context_lens: Tensor,
     out: Tensor | None = None,
+    *,
+    heads_may_lie_apart: bool = False,
 ) -> None:
     """Require queries, a pool and tables that belong together.
 
@@ -123,6 +125,7 @@ def check_attention(  # noqa: PLR0917 - in the order of the ops themselves
         block_tables: [num_seqs, max_blocks] int32, the last dimension contiguous.
         context_lens: [num_seqs] int32, contiguous.
         out: as query, of its shape and dtype; None: not given.
+        heads_may_lie_apart: of query and out the last dimension only need be contiguous.
 
     Raises:
         ValueError: if one of them is not so, or they are not all on one device.
@@ -137,14 +140,15 @@ def check_attention(  # noqa: PLR0917 - in the order of the ops themselves
     check_dtype("query", query, key_cache.dtype)
     check_dtype("block_tables", block_tables, torch.int32)
     check_dtype("context_lens", context_lens, torch.int32)
-    check_contiguous("query", query, from_dim=1)
+    row_dims = 2 if heads_may_lie_apart else 1
+    check_contiguous("query", query, from_dim=row_dims)
     check_contiguous("block_tables", block_tables, from_dim=1)
     check_contiguous("context_lens", context_lens)
     tensors = {"query": query, "block_tables": block_tables, "context_lens": context_lens}
     if out is not None:
         check_shape("out", out, query.shape)
         check_dtype("out", out, query.dtype)
-        check_contiguous("out", out, from_dim=1)
+        check_contiguous("out", out, from_dim=row_dims)
         tensors["out"] = out
     for name, tensor in tensors.items():
         check_device(name, tensor, key_cache.device)
