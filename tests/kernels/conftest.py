@@ -1,8 +1,10 @@
-"""Make Triton's interpreter multiply matrices of bfloat16."""
+"""Where Triton's kernels are tested: in its interpreter, or on a GPU under `-m gpu`."""
 
 from __future__ import annotations
 
 from typing import Any
+
+import pytest
 
 
 def pytest_configure() -> None:
@@ -19,3 +21,11 @@ def pytest_configure() -> None:
         return narrow(self, a, b, *rest)
 
     InterpreterBuilder.create_dot = widened
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Fill in `device`, as tests/conftest.py chose."""
+    if "device" in metafunc.fixturenames:
+        on_gpu = metafunc.config.option.markexpr == "gpu"
+        device = pytest.param("cuda", marks=pytest.mark.gpu) if on_gpu else pytest.param("cpu")
+        metafunc.parametrize("device", [device])

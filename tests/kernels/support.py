@@ -20,6 +20,8 @@ TOLERANCES = {
     torch.bfloat16: {"atol": 1.6e-2, "rtol": 1.6e-2},
 }
 
+NO_BLOCK = 10**6
+
 
 class PagedContexts:
     """Random K/V of `lengths` tokens each, in blocks drawn at random from a pool.
@@ -57,7 +59,7 @@ class PagedContexts:
         self.pool = pool.to(dtype)
         self.key_cache, self.value_cache = self.pool[:, 0], self.pool[:, 1]
         self.block_size = block_size
-        self.tables = torch.full((len(lengths), max([*needed, 0]) + 1), 10**6, dtype=torch.int32)
+        self.tables = torch.full((len(lengths), max([*needed, 0]) + 1), NO_BLOCK, dtype=torch.int32)
         self.lengths = torch.tensor(list(lengths), dtype=torch.int32)
         common = [order.pop() for _ in range(shared_blocks)]
         for index, length in enumerate(lengths):
@@ -75,10 +77,11 @@ class PagedContexts:
         return int(self.tables[index, position // self.block_size]), position % self.block_size
 
     def poison_before(self, index: int, position: int) -> None:
-        """Make one sequence's tokens before `position` NaN."""
+        """Make one sequence's tokens before `position` NaN, and name no block of only such."""
         for earlier in range(position):
             block, offset = self.slot(index, earlier)
             self.pool[block, :, offset] = torch.nan
+        self.tables[index, : max(position, 0) // self.block_size] = NO_BLOCK
 
     def attend(
         self,

@@ -71,6 +71,8 @@ def paged_attention(
     check_options(sliding_window=sliding_window, softcap=softcap)
     if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
         raise ValueError(f"num_splits is {num_splits}, not 1 to {MAX_SPLITS}")
+    if max_context_len is not None and max_context_len < 1:
+        raise ValueError(f"max_context_len is {max_context_len}, not at least 1")
     num_seqs, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     group = num_heads // num_kv_heads

@@ -14,7 +14,7 @@ import argparse
 import itertools
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -56,12 +56,14 @@ class TuningKey:
     group: int
 
 
-def tuning_for(key: TuningKey, dtype: torch.dtype) -> Tuning:
+def tuning_for(
+    key: TuningKey, dtype: torch.dtype, table: Mapping[TuningKey, Tuning] | None = None
+) -> Tuning:
     """Look up the layout for a card and a model, or fall back on `default_tuning`.
 
-    The table holds for 16-bit pools only.
+    The table, by default the committed one, holds for 16-bit pools only.
     """
-    known = _table().get(key)
+    known = (read_table() if table is None else table).get(key)
     if known is not None and dtype.itemsize == _TABLE_DTYPE.itemsize:
         return known
     return default_tuning(key.head_dim, dtype.itemsize)
@@ -94,12 +96,13 @@ def arch_of(device: torch.device) -> str:
 
 
 @cache
-def _table() -> dict[TuningKey, Tuning]:
+def read_table(path: Path = _TABLE_PATH) -> dict[TuningKey, Tuning]:
+    """Read what was measured, as `--write` wrote it."""
     return {
         TuningKey(**{field.name: entry[field.name] for field in fields(TuningKey)}): Tuning(
             **{field.name: entry[field.name] for field in fields(Tuning)}
         )
-        for entry in json.loads(_TABLE_PATH.read_text())
+        for entry in json.loads(path.read_text())
     }
 
 

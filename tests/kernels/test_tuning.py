@@ -1,0 +1,39 @@
+"""The table of layouts, and what stands in for it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from octavo_kernels.triton_ops.tuning import (
+    Tuning,
+    TuningKey,
+    default_tuning,
+    read_table,
+    tuning_for,
+)
+
+
+@pytest.mark.parametrize("itemsize", [2, 4])
+@pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
+def test_default_tiles_are_of_bounded_size(head_dim: int, itemsize: int) -> None:
+    """Whatever the head, a tile has 64 or 128 tokens, and 16 KiB of keys if it can."""
+    tile = default_tuning(head_dim, itemsize).tile_tokens
+    assert tile in {64, 128}
+    assert tile == 64 or tile * head_dim * itemsize <= 16 * 1024
+
+
+def test_a_measured_layout_goes_before_the_default(tmp_path: Path) -> None:
+    """An entry serves its own card, shape and 16-bit pools; all else falls back."""
+    entry = {"arch": "sm_90", "head_dim": 128, "block_size": 16, "group": 4}
+    layout = {"tile_tokens": 256, "num_warps": 8, "num_stages": 2}
+    path = tmp_path / "tuning.json"
+    path.write_text(json.dumps([entry | layout]))
+    table = read_table(path)
+    key = TuningKey("sm_90", 128, 16, 4)
+    assert tuning_for(key, torch.bfloat16, table) == Tuning(256, 8, 2)
+    assert tuning_for(key, torch.float32, table) == default_tuning(128, 4)
+    for other in (TuningKey("sm_80", 128, 16, 4), TuningKey("sm_90", 128, 32, 4)):
+        assert tuning_for(other, torch.float16, table) == default_tuning(128, 2)
