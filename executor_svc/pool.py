@@ -6,11 +6,13 @@ however deep the model is; each layer's keys and values are views of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
-from octavo_kernels.reference import copy_blocks, swap_blocks
+from octavo_kernels import reference
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,30 +64,51 @@ class KvPool:
             torch.device("cpu"),
             pinned=device.type == "cuda" and num_host_blocks > 0,
         )
+        self._ops = _block_ops(device)
         self.keys = [self.device_blocks[layer, 0] for layer in range(shape.num_layers)]
         self.values = [self.device_blocks[layer, 1] for layer in range(shape.num_layers)]
 
     def copy(self, sources: Sequence[int], destinations: Sequence[int]) -> None:
         """Copy device blocks to device blocks, all layers at once."""
-        copy_blocks(self.device_blocks, self._index(sources), self._index(destinations))
+        self._ops.copy(self.device_blocks, self._on_device(sources), self._on_device(destinations))
 
     def swap_out(self, device_blocks: Sequence[int], host_blocks: Sequence[int]) -> None:
         """Copy device blocks to host blocks."""
-        swap_blocks(
+        self._ops.swap(
             self.device_blocks,
             self.host_blocks,
-            self._index(device_blocks),
-            torch.tensor(host_blocks, dtype=torch.int64),
+            self._on_device(device_blocks),
+            self._on_host(host_blocks),
         )
 
     def swap_in(self, host_blocks: Sequence[int], device_blocks: Sequence[int]) -> None:
         """Copy host blocks to device blocks."""
-        swap_blocks(
+        self._ops.swap(
             self.host_blocks,
             self.device_blocks,
-            torch.tensor(host_blocks, dtype=torch.int64),
-            self._index(device_blocks),
+            self._on_host(host_blocks),
+            self._on_device(device_blocks),
         )
 
-    def _index(self, blocks: Sequence[int]) -> torch.Tensor:
-        return torch.tensor(blocks, dtype=torch.int64, device=self.device_blocks.device)
+    def _on_host(self, blocks: Sequence[int]) -> Tensor:
+        # From pageable memory a copy to the device would wait for all before it.
+        pinned = self.device_blocks.device.type == "cuda"
+        return torch.tensor(blocks, dtype=torch.int64, pin_memory=pinned)
+
+    def _on_device(self, blocks: Sequence[int]) -> Tensor:
+        return self._on_host(blocks).to(self.device_blocks.device, non_blocking=True)
+
+
+class _BlockOps(NamedTuple):
+    copy: Callable[[Tensor, Tensor, Tensor], None]
+    swap: Callable[[Tensor, Tensor, Tensor, Tensor], None]
+
+
+def _block_ops(device: torch.device) -> _BlockOps:
+    """How blocks are moved: in stream order on a GPU, without waiting; else in torch."""
+    if device.type != "cuda":
+        return _BlockOps(reference.copy_blocks, reference.swap_blocks)
+    from octavo_kernels.triton_ops.copy_blocks import copy_blocks
+    from octavo_kernels.triton_ops.swap_blocks import swap_blocks
+
+    return _BlockOps(copy_blocks, swap_blocks)

@@ -1,0 +1,138 @@
+"""Paged attention on a GPU, through the Triton kernels.
+
+A step's integers go to the device together, in one copy from pinned memory that nothing
+waits for; after it no layer asks the device anything, so the host runs ahead of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from octavo_kernels.triton_ops.paged_attention import paged_attention
+from octavo_kernels.triton_ops.prefill_attention import prefill_attention
+from octavo_kernels.triton_ops.reshape_and_cache import reshape_and_cache
+from octavo_kernels.triton_ops.splits import Scratch
+from torch import Tensor
+
+from executor_svc.attention import AttentionCall
+from executor_svc.batch import StepBatch
+from executor_svc.pool import KvPool
+
+_ALIGNMENT_BYTES = 16
+"""A kernel is compiled anew for a pointer, or a stride, of another alignment than this."""
+_TABLE_COLUMNS = 16
+
+
+class TritonStep:
+    """A step over the pool with the Triton kernels.
+
+    Decodes and chunks each have tables and lengths of their own, so that the kernels find
+    them aligned wherever the decodes end.
+    """
+
+    name = "triton"
+
+    def __init__(
+        self, pool: KvPool, batch: StepBatch, device: torch.device, scratch: Scratch
+    ) -> None:
+        """Lay the step out on the device.
+
+        Args:
+            pool: where K/V stand.
+            batch: the step's tokens.
+            device: the pool's.
+            scratch: for decodes; the same one in every step.
+        """
+        decodes = self._num_decodes = batch.num_decodes
+        self._pool = pool
+        self._scratch = scratch
+        lengths, starts = batch.context_lens, batch.chunk_starts - decodes
+        tables = _widen(batch.block_tables)
+        # Known here, so that no kernel's launch need ask the device for them.
+        self._longest_decode = int(lengths[:decodes].max(initial=0))
+        self._longest_chunk = int(np.diff(starts).max(initial=0))
+        (
+            self._slots,
+            self._decode_tables,
+            self._decode_lens,
+            self._chunk_tables,
+            self._chunk_lens,
+            self._chunk_starts,
+        ) = _send(
+            [
+                batch.slots,
+                tables[:decodes],
+                lengths[:decodes].astype(np.int32),
+                tables[decodes:],
+                lengths[decodes:].astype(np.int32),
+                starts.astype(np.int32),
+            ],
+            device,
+        )
+
+    def attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write the step's K/V of this layer, then attend every token to its context."""
+        keys, values = self._pool.keys[call.layer], self._pool.values[call.layer]
+        reshape_and_cache(key, value, keys, values, self._slots)
+        # A view of transformers' [heads, tokens] lies the kernels' way already, mostly.
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        decodes = self._num_decodes
+        if decodes:
+            paged_attention(
+                query[:decodes],
+                keys,
+                values,
+                self._decode_tables,
+                self._decode_lens,
+                scale=call.scale,
+                sliding_window=call.sliding_window,
+                softcap=call.softcap,
+                out=out[:decodes],
+                max_context_len=self._longest_decode,
+                scratch=self._scratch,
+            )
+        if self._longest_chunk:
+            prefill_attention(
+                query[decodes:],
+                keys,
+                values,
+                self._chunk_tables,
+                query_starts=self._chunk_starts,
+                context_lens=self._chunk_lens,
+                scale=call.scale,
+                sliding_window=call.sliding_window,
+                softcap=call.softcap,
+                out=out[decodes:],
+                max_query_len=self._longest_chunk,
+            )
+        return out
+
+
+def _widen(tables: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
+    """Pad rows to whole columns, so that every row, and every table, is aligned."""
+    num_seqs, num_blocks = tables.shape
+    wide = np.zeros((num_seqs, -(-num_blocks // _TABLE_COLUMNS) * _TABLE_COLUMNS), np.int32)
+    wide[:, :num_blocks] = tables
+    return wide
+
+
+def _send(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[Tensor]:
+    """Copy arrays to the device in one piece, each one aligned, without waiting for it."""
+    ends = np.cumsum([-(-array.nbytes // _ALIGNMENT_BYTES) for array in arrays]) * _ALIGNMENT_BYTES
+    staging = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    places = [0, *ends[:-1].tolist()]
+    for array, place in zip(arrays, places, strict=True):
+        part = staging[place : place + array.nbytes].numpy()
+        part[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    # Pinned memory is not used again before the copy has read it: torch sees to that.
+    sent = staging.to(device, non_blocking=True)
+    return [
+        sent[place : place + array.nbytes]
+        .view(torch.int64 if array.itemsize == 8 else torch.int32)
+        .view(array.shape)
+        for array, place in zip(arrays, places, strict=True)
+    ]
