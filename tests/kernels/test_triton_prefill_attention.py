@@ -1,4 +1,4 @@
-"""Chunked prefill in Triton's interpreter, against dense attention in float64.
+"""Chunked prefill in Triton, against dense attention in float64.
 
 Every slot that must not be read holds NaN, every table entry that must not be read names
 no block, and every result is written over NaN.
@@ -70,21 +70,24 @@ class Chunks:
         self.starts = torch.tensor([0, *counts], dtype=torch.int32).cumsum(0, dtype=torch.int32)
         self.context_lens = torch.tensor(lengths, dtype=torch.int32)
 
-    def attend(self, *, softcap: float | None = None, out: Tensor | None = None) -> Tensor:
-        """Call the kernel."""
+    def attend(
+        self, device: str, *, softcap: float | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """Run the kernel on a device, by default into an output full of NaN."""
+        query = self.query.to(device)
         return prefill_attention(
-            self.query,
-            self.key_cache,
-            self.value_cache,
-            self.tables,
-            query_starts=self.starts,
-            context_lens=self.context_lens,
+            query,
+            self.key_cache.to(device),
+            self.value_cache.to(device),
+            self.tables.to(device),
+            query_starts=self.starts.to(device),
+            context_lens=self.context_lens.to(device),
             scale=0.15,
             sliding_window=self.window,
             softcap=softcap,
             max_query_len=max((tokens for _, tokens in self.chunks), default=0),
-            out=torch.full_like(self.query, torch.nan) if out is None else out,
-        )
+            out=torch.full_like(query, torch.nan) if out is None else out,
+        ).cpu()
 
     def expected(self, *, softcap: float | None = None) -> Tensor:
         """Attend chunk by chunk and head by head, in float64."""
@@ -109,9 +112,11 @@ class Chunks:
         return torch.cat(results) if results else self.query.double()
 
 
-def check(chunks: Chunks, *, softcap: float | None = None, tolerance: float | None = None) -> None:
+def check(
+    chunks: Chunks, device: str, *, softcap: float | None = None, tolerance: float | None = None
+) -> None:
     """Compare with `expected`; a tolerance is absolute and relative, by default the dtype's."""
-    got = chunks.attend(softcap=softcap)
+    got = chunks.attend(device, softcap=softcap)
     assert got.dtype == chunks.query.dtype
     allowed = TOLERANCES[got.dtype]
     if tolerance is not None:
@@ -150,25 +155,26 @@ def test_chunks_equal_dense_attention(
     dtype: torch.dtype,
     window: int | None,
     softcap: float | None,
+    device: str,
 ) -> None:
     """Chunks with and without a prefix are causal over prefix and chunk."""
-    check(Chunks(LENGTHS, heads, block_size, dtype, window), softcap=softcap)
+    check(Chunks(LENGTHS, heads, block_size, dtype, window), device, softcap=softcap)
 
 
 @pytest.mark.parametrize("chunk", [(0, 1), (1, 1), (15, 1), (16, 1), (0, 16), (127, 2), (0, 129)])
-def test_one_chunk_at_the_edges_of_tiles_and_blocks(chunk: tuple[int, int]) -> None:
+def test_one_chunk_at_the_edges_of_tiles_and_blocks(chunk: tuple[int, int], device: str) -> None:
     """A context of one, of one block, and of one token more or less than a tile."""
-    check(Chunks([chunk], Heads(3, 1, 32), 16, seed=sum(chunk)))
+    check(Chunks([chunk], Heads(3, 1, 32), 16, seed=sum(chunk)), device)
 
 
 @pytest.mark.parametrize("window", [1, 2, 31, 32, 33, 64, 500])
-def test_windows_at_the_edges_of_tiles(window: int) -> None:
+def test_windows_at_the_edges_of_tiles(window: int, device: str) -> None:
     """Tiles before the window, across its edge, inside it, and windows wider than all."""
-    check(Chunks([(90, 40), (0, 130)], Heads(2, 1, 32), 16, window=window))
+    check(Chunks([(90, 40), (0, 130)], Heads(2, 1, 32), 16, window=window), device)
 
 
 @pytest.mark.parametrize("sign", [1, -1])
-def test_a_large_score_does_not_overflow(sign: int) -> None:
+def test_a_large_score_does_not_overflow(sign: int, device: str) -> None:
     """Scores of hundreds, all of one sign, still weigh against each other.
 
     A score of 500 has a rounding of 3e-5 in float32, and so have the weights.
@@ -177,55 +183,55 @@ def test_a_large_score_does_not_overflow(sign: int) -> None:
     chunks.query = chunks.query.abs() * sign * 100
     chunks.key_cache.abs_()
     chunks.keys = [key.abs() for key in chunks.keys]
-    check(chunks, tolerance=1e-3)
+    check(chunks, device, tolerance=1e-3)
 
 
-def test_chunks_may_share_a_prefix() -> None:
+def test_chunks_may_share_a_prefix(device: str) -> None:
     """Two chunks whose tables name the same blocks for what they have in common."""
     heads = Heads(4, 2, 32)
     chunks = Chunks([(32, 9), (32, 12)], heads, 16)
     chunks.tables[1, :2] = chunks.tables[0, :2]
     chunks.keys[1][:32], chunks.values[1][:32] = chunks.keys[0][:32], chunks.values[0][:32]
-    check(chunks)
+    check(chunks, device)
 
 
-def test_a_chunk_does_not_feel_the_others() -> None:
+def test_a_chunk_does_not_feel_the_others(device: str) -> None:
     """Beside chunks of other lengths a chunk gets the same result as alone, bit for bit."""
     together = Chunks([(20, 40), (100, 60), (0, 45)], Heads(3, 1, 32), 16)
-    whole = together.attend()
+    whole = together.attend(device)
     together.query, together.chunks = together.query[:40], together.chunks[:1]
     together.tables, together.starts = together.tables[:1], together.starts[:2]
     together.context_lens = together.context_lens[:1]
-    assert torch.equal(whole[:40], together.attend())
+    assert torch.equal(whole[:40], together.attend(device))
 
 
-def test_padding_reads_nothing_and_gives_zeros() -> None:
+def test_padding_reads_nothing_and_gives_zeros(device: str) -> None:
     """A chunk without tokens leaves no trace; rows of an empty context become zeros."""
     chunks = Chunks([(20, 5), (0, 3), (0, 0)], Heads(4, 2, 32), 16)
     chunks.context_lens[1] = 0
     chunks.tables[1:] = FAR
-    got = chunks.attend()
+    got = chunks.attend(device)
     expected = chunks.expected()
-    torch.testing.assert_close(got[:5].double(), expected[:5], atol=3e-6, rtol=3e-6)
+    torch.testing.assert_close(got[:5].double(), expected[:5], **TOLERANCES[torch.float32])
     assert torch.equal(got[5:], torch.zeros_like(got[5:]))
 
 
-def test_an_empty_batch_is_no_launch() -> None:
+def test_an_empty_batch_is_no_launch(device: str) -> None:
     """No chunks, or none with a token, give no rows."""
     empty = Chunks([], Heads(4, 2, 32), 16)
-    assert empty.attend().shape == (0, 4, 32)
+    assert empty.attend(device).shape == (0, 4, 32)
     idle = Chunks([(20, 0)], Heads(4, 2, 32), 16)
-    assert idle.attend().shape == (0, 4, 32)
+    assert idle.attend(device).shape == (0, 4, 32)
 
 
-def test_queries_and_results_may_be_strided() -> None:
+def test_queries_and_results_may_be_strided(device: str) -> None:
     """Heads that lie apart, and rows of a wider result: what lies between stays."""
     chunks = Chunks([(20, 5), (0, 40)], Heads(4, 2, 32), 16)
     chunks.query = chunks.query.transpose(0, 1).contiguous().transpose(0, 1)
     assert not chunks.query.is_contiguous()
-    target = torch.full((45, 6, 32), torch.nan)
-    chunks.attend(out=target[:, 1:5])
-    got = target[:, 1:5].double()
+    target = torch.full((45, 6, 32), torch.nan, device=device)
+    chunks.attend(device, out=target[:, 1:5])
+    got = target[:, 1:5].cpu().double()
     torch.testing.assert_close(got, chunks.expected(), **TOLERANCES[torch.float32])
     assert target[:, [0, 5]].isnan().all()
 
