@@ -54,6 +54,10 @@ scheduler-alone: setup ## Install and start the scheduler where torch is not
 		$(PY) scripts/scheduler_venv.py "$$folder/venv" >/dev/null && \
 		echo "the scheduler installs, starts and ends without torch"
 
+.PHONY: aot
+aot: setup ## Compile every kernel for GPUs not here; compare with the table
+	@$(PY) -m octavo_kernels.aot $(ARGS)
+
 .PHONY: gpu-check
 gpu-check: setup ## Run the tests that need a GPU
 	@$(PY) -m pytest -m gpu $(ARGS)

@@ -24,7 +24,7 @@ REGISTER_SLACK = 8
 OVERHEAD_SLACK = 0.005
 
 # Reads partial results of its own, not K/V.
-_NO_KV = {"reduce_splits"}
+_NO_KV = {"paged_attention/merge_splits"}
 
 
 @dataclass(frozen=True, slots=True)

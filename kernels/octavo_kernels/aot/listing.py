@@ -44,8 +44,8 @@ class Listing:
     def load_bits(self) -> int:
         """The narrowest loads among those that matter; 0 if nothing is loaded.
 
-        Loads of one width matter if they carry a quarter of the bytes. Narrower ones
-        fetch block tables, slots and lengths, a few bytes beside many.
+        Keys are half of the bytes and values are the other; tables, slots and lengths
+        take a few beside them. So a width matters that carries two fifths.
         """
         return _width(each.load_bits for each in self.instructions)
 
@@ -103,4 +103,4 @@ def _width(widths: Iterable[int]) -> int:
     for width in widths:
         carried[width] += width
     total = carried.total()
-    return min((width for width in carried if width and 4 * carried[width] >= total), default=0)
+    return min((width for width in carried if width and 5 * carried[width] >= 2 * total), default=0)
