@@ -1,7 +1,7 @@
 """Triton's interpreter for the whole session, unless a GPU is what is tested.
 
-Triton reads the variable when it is imported, and so do the kernels; some test's imports
-bring Triton along before the kernels' own tests are collected.
+Triton reads the variable when it is imported, and so do the kernels. Other conftests
+bring Triton along before pytest is configured, so it is set before they are read.
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import os
 
 import pytest
 
+os.environ["TRITON_INTERPRET"] = "1"
+
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
     """Interpret kernels, except under `-m gpu`, which is an error where there is no GPU."""
     if config.option.markexpr != "gpu":
-        os.environ["TRITON_INTERPRET"] = "1"
         return
-    os.environ.pop("TRITON_INTERPRET", None)
+    del os.environ["TRITON_INTERPRET"]
     import torch
 
     if not torch.cuda.is_available():
