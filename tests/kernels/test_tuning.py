@@ -18,11 +18,15 @@ from octavo_kernels.triton_ops.tuning import (
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
-def test_default_tiles_are_of_bounded_size(head_dim: int, itemsize: int) -> None:
-    """Whatever the head, a tile has 64 or 128 tokens, and 16 KiB of keys if it can."""
-    tile = default_tuning(head_dim, itemsize).tile_tokens
-    assert tile in {64, 128}
-    assert tile == 64 or tile * head_dim * itemsize <= 16 * 1024
+@pytest.mark.parametrize(("arch", "fewest"), [("sm_80", 64), ("sm_100", 64), ("gfx942", 16)])
+def test_default_tiles_are_of_bounded_size(
+    arch: str, fewest: int, head_dim: int, itemsize: int
+) -> None:
+    """A tile is 16 KiB of keys, but for small heads' 128 tokens and large ones' fewest."""
+    tile = default_tuning(arch, head_dim, itemsize).tile_tokens
+    assert fewest <= tile <= 128
+    assert tile == fewest or tile * head_dim * itemsize <= 16 * 1024
+    assert tile == 128 or tile * head_dim * itemsize > 8 * 1024
 
 
 def test_a_measured_layout_goes_before_the_default(tmp_path: Path) -> None:
@@ -34,6 +38,6 @@ def test_a_measured_layout_goes_before_the_default(tmp_path: Path) -> None:
     table = read_table(path)
     key = TuningKey("sm_90", 128, 16, 4)
     assert tuning_for(key, torch.bfloat16, table) == Tuning(256, 8, 2)
-    assert tuning_for(key, torch.float32, table) == default_tuning(128, 4)
+    assert tuning_for(key, torch.float32, table) == default_tuning("sm_90", 128, 4)
     for other in (TuningKey("sm_80", 128, 16, 4), TuningKey("sm_90", 128, 32, 4)):
-        assert tuning_for(other, torch.float16, table) == default_tuning(128, 2)
+        assert tuning_for(other, torch.float16, table) == default_tuning(other.arch, 128, 2)

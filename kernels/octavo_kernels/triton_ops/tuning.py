@@ -66,22 +66,26 @@ def tuning_for(
     known = (read_table() if table is None else table).get(key)
     if known is not None and dtype.itemsize == _TABLE_DTYPE.itemsize:
         return known
-    return default_tuning(key.head_dim, dtype.itemsize)
+    return default_tuning(key.arch, key.head_dim, dtype.itemsize)
 
 
-def default_tuning(head_dim: int, itemsize: int) -> Tuning:
-    """Choose tiles of about 16 KiB of keys, 64 to 128 tokens.
+def default_tuning(arch: str, head_dim: int, itemsize: int) -> Tuning:
+    """Choose tiles of about 16 KiB of keys, so that several programs share a processor.
 
-    Small enough that three programs share a processor: with a tile of keys and one of
-    values each, 96 KiB are on their way, more than the fastest memory needs to be busy.
+    On NVIDIA, tiles have 64 to 128 tokens: with three programs, each with a tile of keys
+    and one of values on the way, 96 KiB are in flight, more than the fastest memory needs
+    to be busy. AMD's processors have 64 KiB of shared memory: tiles stay small, and the
+    table is not staged there.
 
     Args:
+        arch: as `arch_of` names it.
         head_dim: elements of a head.
         itemsize: bytes of an element.
     """
     row_bytes = 1 << (head_dim * itemsize - 1).bit_length()
-    tile_tokens = min(128, max(64, _TILE_BYTES // row_bytes))
-    return Tuning(tile_tokens=tile_tokens, num_warps=4, num_stages=3)
+    amd = arch.startswith("gfx")
+    tile_tokens = min(128, max(16 if amd else 64, _TILE_BYTES // row_bytes))
+    return Tuning(tile_tokens=tile_tokens, num_warps=4, num_stages=2 if amd else 3)
 
 
 @cache
@@ -143,7 +147,7 @@ def _sweep(arch: str) -> Iterator[dict[str, object]]:
         key = TuningKey(arch, head_dim, block_size, group)
         times = _measure(key)
         best = min(times, key=times.__getitem__)
-        usual = times[default_tuning(head_dim, _TABLE_DTYPE.itemsize)]
+        usual = times[default_tuning(arch, head_dim, _TABLE_DTYPE.itemsize)]
         sys.stderr.write(f"{key} {best}: {times[best]:.4f} ms, by default {usual:.4f} ms\n")
         yield asdict(key) | asdict(best)
 
