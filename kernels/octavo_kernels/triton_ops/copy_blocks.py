@@ -102,7 +102,7 @@ def move_blocks(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["sources", "destinations"])
 def _copy_blocks_kernel(
     source_words,
     destination_words,

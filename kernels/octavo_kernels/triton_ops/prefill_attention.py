@@ -59,19 +59,20 @@ def prefill_tiles(arch: str, head_dim: int, itemsize: int, num_rows: int) -> Pre
     Args:
         arch: as `arch_of` names it.
         head_dim: elements of a head.
-        itemsize: bytes of an element; tiles of 32-bit elements are a quarter as large.
+        itemsize: bytes of an element; above 2 there are no matrix instructions, and tiles are small.
         num_rows: tokens of the longest chunk times query heads of a KV head.
     """
     wide = head_dim > 128
     if itemsize > 2:
-        most, keys, num_warps, num_stages = 32 if wide else 64, 32, 8, 2
+        most = keys = 16 if wide else 32
+        num_warps, num_stages = 8, 2
     elif arch in _WARP_GROUP_ARCHS:
         most, keys, num_warps, num_stages = 128, 32 if wide else 64, 8, 3
     else:
         most, keys, num_warps = 64 if wide else 128, 64 if head_dim <= 64 else 32, 8
         num_stages = 3 if arch.startswith("sm_") and not wide else 2
     rows = next((rows for rows in _SMALL_TILES if num_rows <= rows < most), most)
-    if rows < most and not wide:
+    if not wide and (rows == _SMALL_TILES[0] or (rows < most and arch.startswith("sm_"))):
         num_warps = 4
     return PrefillTiles(rows, keys, num_warps, num_stages)
 
@@ -180,7 +181,11 @@ def prefill_attention(
     return out
 
 
-@triton.jit
+# What differs from step to step must not make another kernel to compile.
+@triton.jit(
+    do_not_specialize=["window", "table_stride"],
+    do_not_specialize_on_alignment=["block_tables", "query_starts", "context_lens"],
+)
 def _prefill_attention_kernel(
     query,
     key_cache,
@@ -219,7 +224,7 @@ def _prefill_attention_kernel(
     if first_row > last_row:
         return
 
-    PADDED_DIM: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    PADDED_DIM: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     dims = tl.arange(0, PADDED_DIM)
     rows = first_row + tl.arange(0, ROWS)
     tokens = first_token.to(tl.int64) + rows // GROUP
@@ -316,7 +321,7 @@ def _attend(
     MASKED: tl.constexpr,
 ):
     """Fold keys start .. stop into the softmax; of these, read begin .. end."""
-    PADDED_DIM: tl.constexpr = triton.next_power_of_2(HEAD_DIM)
+    PADDED_DIM: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     BLOCKS: tl.constexpr = max(KEYS // BLOCK_SIZE, 1)
     dims = tl.arange(0, PADDED_DIM)
     for first in range(start, stop, KEYS):

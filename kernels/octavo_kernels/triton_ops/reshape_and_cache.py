@@ -20,8 +20,8 @@ from octavo_kernels.checks import (
     check_shape,
 )
 
+_ELEMENTS_PER_WARP = 512  # 64 lanes of 128 bits
 _MAX_ELEMENTS = 2048
-_ELEMENTS_PER_WARP = 512
 
 
 def reshape_and_cache(
@@ -57,7 +57,8 @@ def reshape_and_cache(
     if key.shape[0] == 0:
         return
     token_elements = num_kv_heads * head_dim
-    elements = min(triton.next_power_of_2(token_elements), _MAX_ELEMENTS)
+    elements = triton.next_power_of_2(token_elements)
+    elements = min(max(elements, _ELEMENTS_PER_WARP), _MAX_ELEMENTS)
     _reshape_and_cache_kernel[(key.shape[0], triton.cdiv(token_elements, elements))](
         key,
         value,
@@ -74,11 +75,11 @@ def reshape_and_cache(
         TOKEN_ELEMENTS=token_elements,
         HEAD_DIM=head_dim,
         ELEMENTS=elements,
-        num_warps=max(1, elements // _ELEMENTS_PER_WARP),
+        num_warps=elements // _ELEMENTS_PER_WARP,
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["slot_mapping"])
 def _reshape_and_cache_kernel(
     key,
     value,
