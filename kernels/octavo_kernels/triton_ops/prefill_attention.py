@@ -59,7 +59,7 @@ def prefill_tiles(arch: str, head_dim: int, itemsize: int, num_rows: int) -> Pre
     Args:
         arch: as `arch_of` names it.
         head_dim: elements of a head.
-        itemsize: bytes of an element; above 2 there are no matrix instructions, and tiles are small.
+        itemsize: bytes of an element; fp32 is multiplied exactly, in small tiles.
         num_rows: tokens of the longest chunk times query heads of a KV head.
     """
     wide = head_dim > 128
