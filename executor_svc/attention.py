@@ -2,8 +2,8 @@
 
 A model calls the registered function once per layer. What the function needs to know
 of the step travels with the call, as a model argument that transformers hands through
-to its attention; there is no global. Two kinds of step exist: `ProbeStep` learns what
-the model's K/V look like, `ReferenceStep` reads and writes the pool.
+to its attention; there is no global. A `ProbeStep` learns what the model's K/V look like;
+the others read and write the pool: `ReferenceStep` here, and those of the fast kernels.
 """
 
 from __future__ import annotations

@@ -89,8 +89,10 @@ class ExecutorConfig(BaseSettings):
         description="Of weights and KV. auto: bfloat16 where the hardware multiplies it, "
         "else float32.",
     )
-    attention: Literal["auto", "reference"] = Field(
-        "auto", description="Attention implementation. auto: the fastest one that works here."
+    attention: Literal["auto", "compiled", "triton", "reference"] = Field(
+        "auto",
+        description="Attention implementation. auto: triton on a GPU, compiled on a CPU, "
+        "reference where that one cannot serve.",
     )
     block_size: Annotated[int, Field(ge=8, le=128)] = Field(
         16, description="Tokens of a KV block, 8 to 128."

@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from executor_svc.attention_choice import choose_attention
 from executor_svc.batch import build_batch
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import DeviceLost, InvalidPlan, KvCheckFailed, StartupError
@@ -105,7 +106,7 @@ class Executor:
             vocab_size=loaded.vocab_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
-        runner = ModelRunner(loaded, pool)
+        runner = ModelRunner(loaded, pool, choose_attention(config.attention, pool))
         description = _describe(config, identity, loaded, runner, limits)
         kv_check = KvCheck(limits) if config.kv_check else None
         return cls(RowTable(limits), runner, description, kv_check)

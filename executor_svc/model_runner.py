@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from executor_svc.attention import ReferenceStep
+from executor_svc.attention_choice import Attention
 from executor_svc.batch import StepBatch
 from executor_svc.model_loader import LoadedModel, forward
 from executor_svc.plan import Plan
@@ -17,14 +17,15 @@ class ModelRunner:
     Not safe to share between threads: one thread owns the device.
     """
 
-    def __init__(self, loaded: LoadedModel, pool: KvPool) -> None:
+    def __init__(self, loaded: LoadedModel, pool: KvPool, attention: Attention) -> None:
         self._loaded = loaded
+        self._attention = attention
         self.pool = pool
 
     @property
     def attention(self) -> str:
         """Name of the attention implementation."""
-        return ReferenceStep.name
+        return self._attention.name
 
     def move_blocks(self, plan: Plan) -> None:
         """Swap out, copy, swap in, in this order; nothing is launched for an empty list."""
@@ -46,6 +47,6 @@ class ModelRunner:
             self._loaded,
             torch.from_numpy(batch.token_ids).to(device),
             torch.from_numpy(batch.positions).to(device),
-            ReferenceStep(self.pool, batch, device),
+            self._attention.make_step(batch),
             torch.from_numpy(batch.kept_tokens).to(device),
         )

@@ -89,8 +89,8 @@ class _Pool:
         for layer in self.blocks:
             layer.normal_()
         self.tables = torch.zeros(len(lengths), max(needed), dtype=torch.int32)
-        order = torch.randperm(sum(needed), dtype=torch.int32).split(needed)
-        for table, blocks in zip(self.tables, order, strict=True):
+        order = torch.randperm(sum(needed), dtype=torch.int32)
+        for table, blocks in zip(self.tables, torch.split(order, needed), strict=True):
             table[: len(blocks)] = blocks
         self.lengths = torch.tensor(lengths, dtype=torch.int32)
 

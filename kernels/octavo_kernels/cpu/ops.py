@@ -9,11 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from octavo_kernels.checks import check_contiguous, check_dtype, check_options, check_shape
-from octavo_kernels.cpu.library import WriteArguments, library
-from octavo_kernels.cpu.plans import plan_decode, plan_prefill
-
-_LEAST_PARALLEL_BYTES = 1 << 18
+from octavo_kernels.checks import check_options, check_shape
+from octavo_kernels.cpu.plans import WritePlan, plan_decode, plan_prefill
 
 
 def reshape_and_cache(
@@ -33,34 +30,7 @@ def reshape_and_cache(
         ValueError: if shapes, dtypes or strides disagree.
         KernelsUnavailable: if the compiled kernels cannot be had here.
     """
-    _, block_size, num_kv_heads, head_dim = key_cache.shape
-    check_shape("value_cache", value_cache, key_cache.shape)
-    check_shape("key", key, (None, num_kv_heads, head_dim))
-    check_shape("value", value, key.shape)
-    check_shape("slot_mapping", slot_mapping, key.shape[:1])
-    check_dtype("slot_mapping", slot_mapping, torch.int64)
-    check_contiguous("slot_mapping", slot_mapping)
-    for name, tensor in (("key", key), ("value", value), ("value_cache", value_cache)):
-        check_dtype(name, tensor, key_cache.dtype)
-    for name, tensor, dim in (
-        ("key", key, 2),
-        ("value", value, 2),
-        ("key_cache", key_cache, 1),
-        ("value_cache", value_cache, 1),
-    ):
-        check_contiguous(name, tensor, from_dim=dim)
-    num_bytes = 2 * key.numel() * key.element_size()
-    library().octavo_reshape_and_cache(
-        _write(key, key_cache),
-        _write(value, value_cache),
-        slot_mapping.data_ptr(),
-        len(key),
-        block_size,
-        num_kv_heads,
-        head_dim,
-        key.element_size(),
-        torch.get_num_threads() if num_bytes >= _LEAST_PARALLEL_BYTES else 1,
-    )
+    WritePlan(slot_mapping, key_cache).run(key, value, key_cache, value_cache)
 
 
 def paged_attention(
@@ -83,6 +53,7 @@ def paged_attention(
         out: as query, overwritten; None: a new tensor.
     Returns: [num_seqs, num_heads, head_dim] in query's dtype, accumulated in fp32. A row
         is the same to the bit whatever the batch and the number of threads.
+
     Raises:
         ValueError: if shapes, dtypes or strides disagree.
         KernelsUnavailable: if the compiled kernels cannot be had here.
@@ -123,6 +94,7 @@ def prefill_attention(
         out: as query, overwritten; None: a new tensor.
     Returns: [num_tokens, num_heads, head_dim] in query's dtype, accumulated in fp32. A row
         is the same to the bit however its prompt was cut into chunks.
+
     Raises:
         ValueError: if shapes, dtypes or strides disagree.
         KernelsUnavailable: if the compiled kernels cannot be had here.
@@ -141,9 +113,3 @@ def prefill_attention(
     out = torch.empty_like(query) if out is None else out
     plan.run(query, key_cache, value_cache, out, scale=scale, softcap=softcap)
     return out
-
-
-def _write(source: Tensor, cache: Tensor) -> WriteArguments:
-    return WriteArguments(
-        source.data_ptr(), cache.data_ptr(), source.stride(0), source.stride(1), cache.stride(0)
-    )

@@ -6,6 +6,7 @@ same in every layer, so it is made once; a run then costs some microseconds of P
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.checks import check_contiguous, check_dtype, check_options, check_shape
-from octavo_kernels.cpu.library import AttentionArguments, library
+from octavo_kernels.cpu.library import AttentionArguments, WriteArguments, library
 
 Ints = npt.NDArray[np.int32]
 
@@ -31,6 +32,7 @@ _TILE_ROWS = 192
 _ITEMS_PER_THREAD = 8
 _LEAST_PARALLEL_BYTES = 1 << 16
 """Less K/V than this is read sooner than a second thread wakes."""
+_LEAST_PARALLEL_WRITE_BYTES = 1 << 18
 
 
 def why_unsupported(head_dim: int, dtype: torch.dtype) -> str | None:
@@ -42,6 +44,74 @@ def why_unsupported(head_dim: int, dtype: torch.dtype) -> str | None:
     return None
 
 
+class WritePlan:
+    """Where one step's new keys and values go, in every layer of a pool.
+
+    For one thread at a time.
+    """
+
+    def __init__(self, slot_mapping: Tensor, key_cache: Tensor) -> None:
+        """Lay the writes out.
+
+        Args:
+            slot_mapping: [num_tokens] int64, distinct slots; -1: not written.
+            key_cache: [num_blocks, block_size, num_kv_heads, head_dim], any layer's.
+
+        Raises:
+            ValueError: if an argument is out of shape or dtype; it is named.
+            KernelsUnavailable: if the compiled kernels cannot be had here.
+        """
+        check_shape("key_cache", key_cache, (None, None, None, None))
+        check_shape("slot_mapping", slot_mapping, (None,))
+        check_dtype("slot_mapping", slot_mapping, torch.int64)
+        check_contiguous("slot_mapping", slot_mapping)
+        _, block_size, num_kv_heads, head_dim = key_cache.shape
+        self._slots = slot_mapping
+        self._shape = (len(slot_mapping), num_kv_heads, head_dim)
+        self._cache_shape, self._dtype = key_cache.shape, key_cache.dtype
+        num_bytes = 2 * key_cache[0, 0].numel() * len(slot_mapping) * key_cache.element_size()
+        parallel = num_bytes >= _LEAST_PARALLEL_WRITE_BYTES
+        self._keys, self._values = WriteArguments(), WriteArguments()
+        self._write = library().octavo_reshape_and_cache
+        self._rest = (
+            slot_mapping.data_ptr(),
+            len(slot_mapping),
+            block_size,
+            num_kv_heads,
+            head_dim,
+            key_cache.element_size(),
+            torch.get_num_threads() if parallel else 1,
+        )
+
+    def run(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
+        """Write one layer's keys and values.
+
+        Args:
+            key: [num_tokens, num_kv_heads, head_dim], the last dimension contiguous.
+            value: as key.
+            key_cache: of the planned shape, written in place; each block contiguous.
+            value_cache: as key_cache.
+
+        Raises:
+            ValueError: if a tensor is not as planned.
+        """
+        _, num_kv_heads, head_dim = self._shape
+        for name, source, cache, write in (
+            ("key", key, key_cache, self._keys),
+            ("value", value, value_cache, self._values),
+        ):
+            _check_planned(name, source, self._shape, self._dtype)
+            _check_planned(f"{name}_cache", cache, self._cache_shape, self._dtype)
+            write.token_stride, write.head_stride, last = source.stride()
+            write.block_stride, *strides = cache.stride()
+            if last != 1 and head_dim > 1:
+                raise ValueError(f"{name} is not contiguous in the last dimension")
+            if strides != [num_kv_heads * head_dim, head_dim, 1]:
+                raise ValueError(f"{name}_cache is not contiguous within a block")
+            write.source, write.cache = source.data_ptr(), cache.data_ptr()
+        self._write(self._keys, self._values, *self._rest)
+
+
 @dataclass(slots=True)
 class AttentionPlan:
     """One step's attention, decode or prefill, over pools of one shape.
@@ -50,10 +120,10 @@ class AttentionPlan:
     thread at a time.
     """
 
-    function: str
+    function: Callable[[AttentionArguments], int]
     arguments: AttentionArguments
-    num_tokens: int
-    key_shape: tuple[int, ...]
+    query_shape: tuple[int, int, int]
+    cache_shape: torch.Size
     dtype: torch.dtype
     kept: list[Any] = field(default_factory=list)
 
@@ -83,34 +153,28 @@ class AttentionPlan:
             ValueError: if a tensor is not as planned.
             MemoryError: if there is none for the threads' scratch.
         """
-        if not self.num_tokens:
+        if not self.query_shape[0]:
             return
         call = self.arguments
-        shape = (self.num_tokens, call.num_heads, call.head_dim)
         strides, out_strides = query.stride(), out.stride()
         key_strides, value_strides = key_cache.stride(), value_cache.stride()
-        row = call.num_kv_heads * call.head_dim
-        for name, tensor, wanted in (
-            ("query", query, shape),
-            ("out", out, shape),
-            ("key_cache", key_cache, self.key_shape),
-            ("value_cache", value_cache, self.key_shape),
-        ):
-            if tensor.shape != wanted or tensor.dtype != self.dtype or tensor.is_cuda:
-                raise ValueError(
-                    f"{name} {tuple(tensor.shape)} {tensor.dtype} is not {wanted} {self.dtype}"
-                )
+        _check_planned("query", query, self.query_shape, self.dtype)
+        _check_planned("out", out, self.query_shape, self.dtype)
+        _check_planned("key_cache", key_cache, self.cache_shape, self.dtype)
+        _check_planned("value_cache", value_cache, self.cache_shape, self.dtype)
         if strides[2] != 1 or out_strides[2] != 1:
             raise ValueError("query and out must be contiguous in the last dimension")
-        if key_strides[1:] != (row, call.head_dim, 1) or value_strides[1:] != key_strides[1:]:
-            raise ValueError("key_cache and value_cache must be contiguous within a block")
+        row = self.cache_shape[2] * self.cache_shape[3]
+        for name, (_, *inner) in (("key_cache", key_strides), ("value_cache", value_strides)):
+            if inner != [row, self.cache_shape[3], 1]:
+                raise ValueError(f"{name} is not contiguous within a block")
         call.query, call.out = query.data_ptr(), out.data_ptr()
         call.keys, call.values = key_cache.data_ptr(), value_cache.data_ptr()
         call.query_token_stride, call.query_head_stride = strides[:2]
         call.out_token_stride, call.out_head_stride = out_strides[:2]
         call.key_block_stride, call.value_block_stride = key_strides[0], value_strides[0]
         call.scale, call.softcap = scale, softcap or 0.0
-        if getattr(library(), self.function)(call):
+        if self.function(call):
             raise MemoryError("no memory for the scratch of attention")
 
 
@@ -136,8 +200,12 @@ def plan_decode(
         ValueError: if an argument is out of shape, bounds or dtype; it is named.
         KernelsUnavailable: if the compiled kernels cannot be had here.
     """
-    plan, lengths = _plan(block_tables, context_lens, key_cache, num_heads, sliding_window)
-    plan.function, plan.num_tokens = "octavo_decode", len(lengths)
+    call, lengths = _arguments(block_tables, context_lens, key_cache, num_heads, sliding_window)
+    query_shape = (len(lengths), num_heads, call.head_dim)
+    plan = AttentionPlan(
+        library().octavo_decode, call, query_shape, key_cache.shape, key_cache.dtype
+    )
+    _keep(plan, block_tables, context_lens=lengths)
     begins = np.maximum(lengths - sliding_window, 0) if sliding_window else np.zeros_like(lengths)
     counts = np.maximum(-(-(lengths - begins) // _SPLIT_TOKENS), 1)
     first_items = np.cumsum(counts) - counts
@@ -153,7 +221,6 @@ def plan_decode(
     # The largest first: whoever is last then finishes soonest.
     items = items[np.argsort(items[:, 1] - items[:, 2], kind="stable")]
 
-    call = plan.arguments
     token_bytes = 2 * call.num_kv_heads * call.head_dim * key_cache.element_size()
     if int((lengths - begins).sum()) * token_bytes < _LEAST_PARALLEL_BYTES:
         call.num_threads = 1
@@ -161,8 +228,8 @@ def plan_decode(
     call.num_items, call.num_parts = len(items), 1 if plenty else call.num_kv_heads
     row_floats = -(-call.head_dim // 32) * 32 + 2
     partials = np.empty((int(first_partial[-1]), num_heads, row_floats), np.float32)
-    _point(plan, items=items, first_partial=first_partial, partials=partials)
-    _point(plan, pending=(shared * call.num_parts).astype(np.int32))
+    pending = (shared * call.num_parts).astype(np.int32)
+    _keep(plan, items=items, first_partial=first_partial, partials=partials, pending=pending)
     return plan
 
 
@@ -189,7 +256,7 @@ def plan_prefill(
         ValueError: if an argument is out of shape, bounds or dtype; it is named.
         KernelsUnavailable: if the compiled kernels cannot be had here.
     """
-    plan, lengths = _plan(block_tables, context_lens, key_cache, num_heads, sliding_window)
+    call, lengths = _arguments(block_tables, context_lens, key_cache, num_heads, sliding_window)
     check_shape("query_starts", query_starts, (len(lengths) + 1,))
     starts = query_starts.numpy().astype(np.int32)
     num_queries = np.diff(starts)
@@ -197,8 +264,11 @@ def plan_prefill(
         raise ValueError(
             f"query_starts {starts.tolist()} do not fit context_lens {lengths.tolist()}"
         )
-    plan.function, plan.num_tokens = "octavo_prefill", int(starts[-1])
-    call = plan.arguments
+    query_shape = (int(starts[-1]), num_heads, call.head_dim)
+    plan = AttentionPlan(
+        library().octavo_prefill, call, query_shape, key_cache.shape, key_cache.dtype
+    )
+    _keep(plan, block_tables, context_lens=lengths)
     group = num_heads // call.num_kv_heads
     tile = max(1, _TILE_ROWS // group)
     enough = -(-_ITEMS_PER_THREAD * call.num_threads // call.num_kv_heads)
@@ -213,17 +283,17 @@ def plan_prefill(
     seen = np.minimum(ends, sliding_window + here) if sliding_window else ends
     items = items[np.argsort(-here * seen, kind="stable")]
     call.num_items, call.tile_queries = len(items), tile
-    _point(plan, items=items, query_starts=starts)
+    _keep(plan, items=items, query_starts=starts)
     return plan
 
 
-def _plan(
+def _arguments(
     block_tables: Tensor,
     context_lens: Tensor,
     key_cache: Tensor,
     num_heads: int,
     sliding_window: int | None,
-) -> tuple[AttentionPlan, Ints]:
+) -> tuple[AttentionArguments, Ints]:
     """What decode and prefill have in common, and the lengths."""
     check_shape("key_cache", key_cache, (None, None, None, None))
     check_dtype("key_cache", key_cache, *DTYPES)
@@ -241,7 +311,6 @@ def _plan(
     room = block_tables.shape[1] * block_size
     if (lengths < 0).any() or (lengths > room).any():
         raise ValueError(f"context_lens are not all in [0, {room}], the room of block_tables")
-    library()
     call = AttentionArguments(
         num_heads=num_heads,
         num_kv_heads=num_kv_heads,
@@ -253,13 +322,21 @@ def _plan(
         tables=block_tables.data_ptr(),
         table_stride=block_tables.stride(0),
     )
-    plan = AttentionPlan("", call, 0, tuple(key_cache.shape), key_cache.dtype, [block_tables])
-    _point(plan, context_lens=lengths)
-    return plan, lengths
+    return call, lengths
 
 
-def _point(plan: AttentionPlan, **arrays: npt.NDArray[Any]) -> None:
+def _keep(plan: AttentionPlan, *tensors: Tensor, **arrays: npt.NDArray[Any]) -> None:
+    """Hold on to what the arguments point to; arrays are pointed to by their names."""
+    plan.kept += tensors
     for name, array in arrays.items():
         kept = np.ascontiguousarray(array)
         setattr(plan.arguments, name, kept.ctypes.data)
         plan.kept.append(kept)
+
+
+def _check_planned(name: str, tensor: Tensor, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    if tensor.shape != shape or tensor.dtype != dtype or not tensor.is_cpu:
+        raise ValueError(
+            f"{name} {tuple(tensor.shape)} {tensor.dtype} on {tensor.device} is not "
+            f"{tuple(shape)} {dtype} on a CPU"
+        )

@@ -8,7 +8,7 @@
  * 2023) for the split and its merge. */
 #include "vectors.h"
 
-enum { TILE = 64, MAX_ROWS = 4 };
+enum { TILE = 32, MAX_ROWS = 4 };
 
 /* Where the tokens of a tile are; past its last one, the last one again. */
 typedef struct {
