@@ -105,10 +105,13 @@ class _BlockOps(NamedTuple):
 
 
 def _block_ops(device: torch.device) -> _BlockOps:
-    """How blocks are moved: in stream order on a GPU, without waiting; else in torch."""
+    """How blocks are moved: where there is Triton for the device, without waiting for it."""
+    in_torch = _BlockOps(reference.copy_blocks, reference.swap_blocks)
     if device.type != "cuda":
-        return _BlockOps(reference.copy_blocks, reference.swap_blocks)
-    from octavo_kernels.triton_ops.copy_blocks import copy_blocks
-    from octavo_kernels.triton_ops.swap_blocks import swap_blocks
-
+        return in_torch
+    try:
+        from octavo_kernels.triton_ops.copy_blocks import copy_blocks
+        from octavo_kernels.triton_ops.swap_blocks import swap_blocks
+    except ImportError:
+        return in_torch
     return _BlockOps(copy_blocks, swap_blocks)

@@ -59,7 +59,7 @@ class CudaTimer:
 
         call()  # compiles
         torch.cuda.synchronize()
-        launch = _captured(call) if captured else call
+        launch = capture(call) if captured else call
 
         def sample() -> float:
             milliseconds: float = do_bench(
@@ -112,8 +112,8 @@ class WallTimer:
         """See `Timer`."""
 
 
-def _captured(call: Call) -> Call:
-    """Record what a call launches; the result launches the same again."""
+def capture(call: Call) -> Call:
+    """Record what a call launches as a CUDA graph; the result launches the same again."""
     stream: torch.cuda.Stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]  # untyped there
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
