@@ -90,6 +90,8 @@ def paged_attention(
         key = TuningKey(arch_of(query.device), head_dim, block_size, group)
         tuning = tuning_for(key, query.dtype)
     dim = max(16, triton.next_power_of_2(head_dim))
+    # NVIDIA's tensor cores have no fp32: three products of tf32 are as good.
+    split_fp32 = query.dtype == torch.float32 and torch.version.hip is None
     results, weights = out, None
     if num_splits > 1:
         scratch = scratch or Scratch(query.device)
@@ -113,10 +115,11 @@ def paged_attention(
         HEAD_DIM=head_dim,
         DIM=dim,
         BLOCK_SIZE=block_size,
-        BLOCKS=max(1, tuning.tile_tokens // block_size),
+        KEYS=tuning.tile_tokens,
         WINDOW=sliding_window,
         SOFTCAP=softcap,
         CONTIGUOUS=contiguous,
+        PRECISION="tf32x3" if split_fp32 else "ieee",
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
@@ -162,31 +165,31 @@ def attend_split(
     HEAD_DIM: tl.constexpr,
     DIM: tl.constexpr,  # HEAD_DIM, padded to a power of two
     BLOCK_SIZE: tl.constexpr,
-    BLOCKS: tl.constexpr,  # blocks of a tile
+    KEYS: tl.constexpr,  # tokens of a tile: whole blocks, or an equal part of one
     WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     CONTIGUOUS: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):
     """Attend one group of query heads to one split of one sequence's context."""
     # Heads vary fastest: programs that run side by side read neighbouring memory.
     kv_head, split, num_splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
     seq = tl.program_id(1).to(tl.int64)
-    TILE: tl.constexpr = BLOCKS * BLOCK_SIZE
     context_len = tl.load(context_lens + seq)
     window_start = 0
     if WINDOW is not None:
         window_start = tl.maximum(context_len - WINDOW, 0)
     first_block = window_start // BLOCK_SIZE
     span = context_len - first_block * BLOCK_SIZE
-    num_tiles = tl.cdiv(span, TILE)
+    num_tiles = tl.cdiv(span, KEYS)
     tiles_per_split = tl.cdiv(num_tiles, num_splits)
     first = split * tiles_per_split
     last = tl.minimum(first + tiles_per_split, num_tiles)
     # Tiles from first_whole to last_whole lie inside the window; those at its ends are masked.
     first_whole = 0 if WINDOW is None else 1
-    last_whole = tl.maximum(span // TILE, first_whole)
+    last_whole = tl.maximum(span // KEYS, first_whole)
 
-    rows, dims, tokens = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, TILE)
+    rows, dims, tokens = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, KEYS)
     heads = kv_head * GROUP + rows
     real = (rows < GROUP)[:, None] & (dims < HEAD_DIM)[None, :]
     queries = tl.load(
@@ -205,17 +208,17 @@ def attend_split(
         largest, total, sums = _attend_tiles(
             first, tl.minimum(last, first_whole), low, span, largest, total, sums,
             queries, scale, keys, values, table, block_stride,
-            HEAD_DIM, BLOCK_SIZE, BLOCKS, SOFTCAP, CONTIGUOUS, MASKED=True,
+            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CONTIGUOUS, PRECISION, MASKED=True,
         )  # fmt: skip
     largest, total, sums = _attend_tiles(
         tl.maximum(first, first_whole), tl.minimum(last, last_whole), low, span,
         largest, total, sums, queries, scale, keys, values, table, block_stride,
-        HEAD_DIM, BLOCK_SIZE, BLOCKS, SOFTCAP, CONTIGUOUS, MASKED=False,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CONTIGUOUS, PRECISION, MASKED=False,
     )  # fmt: skip
     largest, total, sums = _attend_tiles(
         tl.maximum(first, last_whole), last, low, span, largest, total, sums,
         queries, scale, keys, values, table, block_stride,
-        HEAD_DIM, BLOCK_SIZE, BLOCKS, SOFTCAP, CONTIGUOUS, MASKED=True,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CONTIGUOUS, PRECISION, MASKED=True,
     )  # fmt: skip
 
     attended = sums / tl.where(total > 0, total, 1.0)[:, None]
@@ -242,33 +245,38 @@ def _attend_tiles(
     values,
     table,
     block_stride,
+    NUM_KV_HEADS: tl.constexpr,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    BLOCKS: tl.constexpr,
     SOFTCAP: tl.constexpr,
     CONTIGUOUS: tl.constexpr,
+    PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
     """Carry the online softmax over the tiles from `first` to `last`."""
     LOG2_E: tl.constexpr = 1.4426950408889634
-    TILE: tl.constexpr = BLOCKS * BLOCK_SIZE
-    DIM: tl.constexpr = query.shape[1]
+    TILE: tl.constexpr = keys.shape[0]
+    DIM: tl.constexpr = keys.shape[1]
+    BLOCKS: tl.constexpr = max(TILE // BLOCK_SIZE, 1)
     tokens = tl.arange(0, TILE)
     real = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
     for tile in tl.range(first, last, num_stages=1 if MASKED else None):
         seen = (tile * TILE + tokens >= low) & (tile * TILE + tokens < high)
-        blocks = tile * BLOCKS + tl.arange(0, BLOCKS)
+        blocks = tile * TILE // BLOCK_SIZE + tl.arange(0, BLOCKS)
         if CONTIGUOUS:
             blocks += tl.load(table)
         elif MASKED:
             blocks = tl.load(table + blocks, mask=blocks * BLOCK_SIZE < high, other=0)
         else:
             blocks = tl.load(table + blocks)
-        starts = (blocks * block_stride).to(tl.int64) * 8
-        starts = tl.broadcast_to(starts[:, None], [BLOCKS, BLOCK_SIZE]).reshape([TILE])[:, None]
+        eighths = blocks * block_stride
+        if TILE < BLOCK_SIZE:
+            eighths += tile * TILE % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM // 8)
+        starts = eighths.to(tl.int64) * 8
+        starts = tl.broadcast_to(starts[:, None], [BLOCKS, TILE // BLOCKS]).reshape([TILE])
         # The reshape hides from the compiler that rows are contiguous and aligned.
-        tile_keys = tl.max_contiguous(tl.multiple_of(keys + starts, [1, 16]), [1, 8])
-        tile_values = tl.max_contiguous(tl.multiple_of(values + starts, [1, 16]), [1, 8])
+        tile_keys = tl.max_contiguous(tl.multiple_of(keys + starts[:, None], [1, 16]), [1, 8])
+        tile_values = tl.max_contiguous(tl.multiple_of(values + starts[:, None], [1, 16]), [1, 8])
         if MASKED:
             key = tl.load(tile_keys, mask=seen[:, None] & real, other=0.0)
             value = tl.load(tile_values, mask=seen[:, None] & real, other=0.0)
@@ -279,7 +287,7 @@ def _attend_tiles(
             key = tl.load(tile_keys)
             value = tl.load(tile_values)
 
-        scores = tl.dot(query, key.T, input_precision="ieee")
+        scores = tl.dot(query, key.T, input_precision=PRECISION)
         if SOFTCAP is None:
             scores *= scale * LOG2_E
         else:  # tanh(x) = 1 - 2 / (e^2x + 1)
@@ -293,7 +301,7 @@ def _attend_tiles(
         weights = tl.exp2(scores - new_largest[:, None])
         total = total * shrink + tl.sum(weights, 1)
         sums = tl.dot(
-            weights.to(value.dtype), value, sums * shrink[:, None], input_precision="ieee"
+            weights.to(value.dtype), value, sums * shrink[:, None], input_precision=PRECISION
         )
         largest = new_largest
     return largest, total, sums

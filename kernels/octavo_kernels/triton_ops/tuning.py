@@ -28,7 +28,7 @@ _TILE_BYTES = 16 * 1024
 # What is measured, at a batch and a context where memory is the limit.
 _SWEEP_MODELS = ((64, 3), (64, 1), (128, 1), (128, 4), (128, 7), (128, 8), (256, 2))
 _SWEEP_BLOCK_SIZES = (8, 16, 32, 64, 128)
-_SWEEP_LAYOUTS = tuple(itertools.product((64, 128), (4, 8), (2, 3, 5)))
+_SWEEP_LAYOUTS = tuple(itertools.product((32, 64, 128), (4, 8), (2, 3, 5)))
 _SWEEP_SEQS = 64
 _SWEEP_KV_HEADS = 8
 _SWEEP_CONTEXT = 2048
@@ -36,10 +36,7 @@ _SWEEP_CONTEXT = 2048
 
 @dataclass(frozen=True, slots=True)
 class Tuning:
-    """How a kernel is laid out.
-
-    `tile_tokens` is a power of two; where a block is larger, a tile is one block.
-    """
+    """How a kernel is laid out; `tile_tokens` is a power of two, at least 16."""
 
     tile_tokens: int
     num_warps: int
@@ -70,12 +67,12 @@ def tuning_for(
 
 
 def default_tuning(arch: str, head_dim: int, itemsize: int) -> Tuning:
-    """Choose tiles of about 16 KiB of keys, so that several programs share a processor.
+    """Choose tiles of 16 KiB of keys, so that several programs share a processor.
 
-    On NVIDIA, tiles have 64 to 128 tokens: with three programs, each with a tile of keys
-    and one of values on the way, 96 KiB are in flight, more than the fastest memory needs
-    to be busy. AMD's processors have 64 KiB of shared memory: tiles stay small, and the
-    table is not staged there.
+    On NVIDIA five stages are two for the table and two for a tile: while one is attended
+    to, the next is on its way. Two or three programs so, and 64 to 96 KiB are in flight,
+    more than the fastest memory needs to be busy. AMD's processors have 64 KiB of shared
+    memory, and hide latency by their number of waves: two stages, which is one tile.
 
     Args:
         arch: as `arch_of` names it.
@@ -83,9 +80,8 @@ def default_tuning(arch: str, head_dim: int, itemsize: int) -> Tuning:
         itemsize: bytes of an element.
     """
     row_bytes = 1 << (head_dim * itemsize - 1).bit_length()
-    amd = arch.startswith("gfx")
-    tile_tokens = min(128, max(16 if amd else 64, _TILE_BYTES // row_bytes))
-    return Tuning(tile_tokens=tile_tokens, num_warps=4, num_stages=2 if amd else 3)
+    tile_tokens = min(128, _TILE_BYTES // row_bytes)
+    return Tuning(tile_tokens, num_warps=4, num_stages=2 if arch.startswith("gfx") else 5)
 
 
 @cache
@@ -112,7 +108,7 @@ def read_table(path: Path = _TABLE_PATH) -> dict[TuningKey, Tuning]:
 
 def _measure(key: TuningKey) -> dict[Tuning, float]:
     """Time every layout that fits the card, in milliseconds a call."""
-    import triton
+    from triton.runtime.errors import OutOfResources
     from triton.testing import do_bench
 
     from octavo_kernels.triton_ops.paged_attention import paged_attention
@@ -134,10 +130,11 @@ def _measure(key: TuningKey) -> dict[Tuning, float]:
         )
 
     times = {}
-    for tuning in itertools.starmap(Tuning, _SWEEP_LAYOUTS):
+    default = default_tuning(key.arch, key.head_dim, _TABLE_DTYPE.itemsize)
+    for tuning in (default, *itertools.starmap(Tuning, _SWEEP_LAYOUTS)):
         try:
             times[tuning] = do_bench(lambda tuning=tuning: call(tuning), return_mode="median")
-        except triton.runtime.errors.OutOfResources:
+        except OutOfResources:
             continue
     return times
 
