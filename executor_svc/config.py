@@ -94,6 +94,10 @@ class ExecutorConfig(BaseSettings):
         description="Attention implementation. auto: triton on a GPU, compiled on a CPU, "
         "reference where that one cannot serve.",
     )
+    fuse_layers: bool = Field(
+        True,
+        description="On a CPU, run the layers of known models as fewer, larger products.",
+    )
     block_size: Annotated[int, Field(ge=8, le=128)] = Field(
         16, description="Tokens of a KV block, 8 to 128."
     )

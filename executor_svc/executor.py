@@ -20,6 +20,7 @@ from executor_svc.batch import build_batch
 from executor_svc.config import ExecutorConfig
 from executor_svc.errors import DeviceLost, InvalidPlan, KvCheckFailed, StartupError
 from executor_svc.fingerprint import fingerprint
+from executor_svc.fused_layers import fuse
 from executor_svc.kv_check import KvCheck
 from executor_svc.logs import get_logger
 from executor_svc.model_loader import LoadedModel, load_model, one_line, probe
@@ -89,6 +90,8 @@ class Executor:
             dtype=config.dtype,
             max_model_len=config.max_model_len,
         )
+        if config.fuse_layers and loaded.device.type == "cpu":
+            fuse(loaded.model)
         shape, size = _size_pool(config, loaded)
         pool = KvPool(
             shape,

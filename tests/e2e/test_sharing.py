@@ -25,6 +25,7 @@ FULL = bool(os.environ.get("OCTAVO_FULL"))
 NUM_PARALLEL = 8 if FULL else 3
 NUM_BEAMED = 16 if FULL else 3
 NUM_TOKENS = 32 if FULL else 10
+TIMEOUT = 1500 if FULL else 240
 SEED, TEMPERATURE = 42, 0.8
 
 BLOCK_SIZE = 8
@@ -87,7 +88,7 @@ async def sample_all(client: AsyncClient, judge: Judge, texts: list[str]) -> lis
                 top_k=0,
                 max_tokens=NUM_TOKENS,
                 ignore_eos=True,
-                timeout=240,
+                timeout=TIMEOUT,
             )
             for text in texts
         )
@@ -113,6 +114,7 @@ async def test_parallel_samples_are_those_of_their_seed(pool: Pool, judge: Judge
     check_preemptions(pool, before, after)
 
 
+@pytest.mark.timeout(2 * TIMEOUT)
 async def test_beams_equal_transformers_beam_search(pool: Pool, judge: Judge) -> None:
     """Beam search of width 4 gives transformers' best beam, also when it is preempted."""
     texts = chosen()[:NUM_BEAMED]
@@ -124,7 +126,7 @@ async def test_beams_equal_transformers_beam_search(pool: Pool, judge: Judge) ->
                 beam=Beam(width=4),
                 max_tokens=NUM_TOKENS,
                 ignore_eos=True,
-                timeout=240,
+                timeout=TIMEOUT,
             )
             for text in texts
         )

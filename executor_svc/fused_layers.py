@@ -1,0 +1,147 @@
+"""Decoder layers for a CPU: fewer and larger matrix products, compiled work between them.
+
+A layer of the Llama family is, as transformers writes it, seven matrix products and some
+fifty small operators, each of which starts the threads and passes over memory. `fuse` puts
+in its place a module that does the same in four products and four compiled passes:
+
+    qkv   = norm(x) @ [q | k | v]        one product
+            rotate q and k in place
+    x    += attention(q, k, v) @ o       added by the product itself
+    x    += (silu(gate) * up) @ down     where [gate | up] = norm(x) @ one weight
+
+Only classes whose arithmetic is known here are replaced; every other model keeps
+transformers' own code. The replaced weights are given back to the system layer by layer.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from octavo_kernels.cpu.build import KernelsUnavailable
+from octavo_kernels.cpu.layers import WIDTH_MULTIPLE, rms_norm, rotate_, silu_mul
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from executor_svc.attention import AttentionCall, AttentionStep
+from executor_svc.linear import Linear
+
+# Their layers differ in biases and in whether a window slides, which the modules tell.
+_KNOWN_LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
+_DTYPES = {torch.float32, torch.bfloat16}
+
+
+def fuse(model: PreTrainedModel) -> bool:
+    """Replace the layers of a model that this module knows.
+
+    Args:
+        model: on a CPU, for inference only; changed in place.
+    Returns: whether the model was changed.
+    """
+    body: Any = getattr(model, "model", None)  # a module's attributes have no types
+    layers = getattr(body, "layers", None)
+    if not isinstance(layers, nn.ModuleList) or not all(map(_is_known, layers)):
+        return False
+    try:
+        rms_norm(torch.ones(1, WIDTH_MULTIPLE), torch.ones(WIDTH_MULTIPLE), 1e-6)
+    except KernelsUnavailable:
+        return False
+    for index, layer in enumerate(layers):
+        layers[index] = FusedLayer(layer)
+    body.norm = _Norm(body.norm)
+    body.rotary_emb = _RotaryTable(body.rotary_emb)
+    model.lm_head = Linear([model.lm_head])
+    return True
+
+
+def _is_known(layer: Any) -> bool:
+    if type(layer).__name__ not in _KNOWN_LAYERS:
+        return False
+    attention, mlp = layer.self_attn, layer.mlp
+    widths = (attention.head_dim // 2, mlp.gate_proj.out_features, mlp.gate_proj.in_features)
+    return bool(
+        mlp.gate_proj.weight.dtype in _DTYPES
+        and mlp.gate_proj.weight.device.type == "cpu"
+        and layer.self_attn.config.hidden_act == "silu"
+        and all(width % WIDTH_MULTIPLE == 0 for width in widths)
+    )
+
+
+class FusedLayer(nn.Module):
+    """One decoder layer over a flat batch."""
+
+    def __init__(self, layer: Any) -> None:
+        """Take the weights of a transformers layer, which is of no use afterwards."""
+        super().__init__()
+        attention, mlp = layer.self_attn, layer.mlp
+        self.head_dim: int = attention.head_dim
+        self.num_heads = attention.q_proj.out_features // self.head_dim
+        self.num_kv_heads = attention.k_proj.out_features // self.head_dim
+        self.call = AttentionCall(
+            layer=attention.layer_idx,
+            module_name=type(attention).__name__,
+            scale=attention.scaling,
+            sliding_window=_sliding_window(attention),
+            softcap=None,
+            extras={},
+        )
+        self.attention_norm = _Norm(layer.input_layernorm)
+        self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj])
+        self.output = Linear([attention.o_proj])
+        self.mlp_norm = _Norm(layer.post_attention_layernorm)
+        self.gate_up = Linear([mlp.gate_proj, mlp.up_proj])
+        self.down = Linear([mlp.down_proj])
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: Tensor,
+        octavo_step: AttentionStep,
+        **_: Any,
+    ) -> Tensor:
+        """Transformers' calling convention: hidden_states is [1, num_tokens, width]."""
+        x = hidden_states[0]
+        qkv = self.qkv(self.attention_norm(x))
+        rotate_(qkv, position_embeddings, self.num_heads + self.num_kv_heads)
+        heads = qkv.view(len(qkv), -1, self.head_dim)
+        query, key, value = heads.split(
+            (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1
+        )
+        attended = octavo_step.attend(self.call, query, key, value)
+        self.output.add_to(x, attended.flatten(1))
+        self.down.add_to(x, silu_mul(self.gate_up(self.mlp_norm(x))))
+        return hidden_states
+
+
+class _Norm(nn.Module):
+    """Root mean square norm over the last dimension."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight = norm.weight
+        self.epsilon: float = norm.variance_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        return rms_norm(x.flatten(0, -2), self.weight, self.epsilon).view_as(x)
+
+
+class _RotaryTable(nn.Module):
+    """Cosines and sines of each token's position, side by side for `rotate_`."""
+
+    def __init__(self, rotary: nn.Module) -> None:
+        super().__init__()
+        self.rotary = rotary
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
+        """Returns: [num_tokens, head_dim]; transformers tells each half of a head twice."""
+        cosines, sines = self.rotary(x, position_ids=position_ids)
+        half = cosines.shape[-1] // 2
+        return torch.cat((cosines[0, :, :half], sines[0, :, :half]), dim=-1)
+
+
+def _sliding_window(attention: Any) -> int | None:
+    """What transformers' layer would hand to its attention."""
+    owner = attention.config if type(attention).__name__ == "MistralAttention" else attention
+    window: int | None = getattr(owner, "sliding_window", None)
+    return window

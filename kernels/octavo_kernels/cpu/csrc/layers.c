@@ -1,0 +1,133 @@
+/* What a decoder layer does between its matrix products, row by row: one pass over memory
+ * where a chain of torch operators makes six. fp32 inside, whatever the rows hold. */
+#include "vectors.h"
+
+/* Rows of x and y in, rows of x or out changed; strides in elements. `width` is a row's
+ * elements, or for octavo_rotate a head's, of which a row has `num_heads`. */
+typedef struct {
+    void *x;
+    const void *y, *weight;
+    void *out;
+    int64_t x_stride, y_stride, out_stride;
+    int64_t num_rows, width, num_heads;
+    float epsilon;
+    int32_t is_bf16, num_threads;
+} octavo_rows;
+
+typedef struct {
+    const octavo_rows *rows;
+    void (*one)(const octavo_rows *, int64_t row);
+    int64_t next;
+} row_queue;
+
+enum { ROWS_AT_ONCE = 4 };
+
+static void work(void *argument) {
+    row_queue *queue = argument;
+    int64_t num_rows = queue->rows->num_rows;
+    for (;;) {
+        int64_t begin = __atomic_fetch_add(&queue->next, ROWS_AT_ONCE, __ATOMIC_RELAXED);
+        if (begin >= num_rows)
+            return;
+        int64_t end = begin + ROWS_AT_ONCE < num_rows ? begin + ROWS_AT_ONCE : num_rows;
+        for (int64_t row = begin; row < end; row++)
+            queue->one(queue->rows, row);
+    }
+}
+
+static void for_each_row(const octavo_rows *rows, void (*one)(const octavo_rows *, int64_t)) {
+    row_queue queue = {rows, one, 0};
+    run_parallel(work, &queue, rows->num_threads);
+}
+
+INLINE char *at(const void *base, int64_t element, int is_bf16) {
+    return (char *)base + element * (int64_t)element_size(is_bf16);
+}
+
+/* x += delta, then out = x / rms(x) * weight. */
+INLINE void norm_row(const octavo_rows *rows, int64_t row, int is_bf16) {
+    char *x = at(rows->x, row * rows->x_stride, is_bf16);
+    char *out = at(rows->out, row * rows->out_stride, is_bf16);
+    const char *delta = rows->y ? at(rows->y, row * rows->y_stride, is_bf16) : NULL;
+    size_t step = PAIR * element_size(is_bf16);
+    vf squares = {0};
+    for (int64_t i = 0, place = 0; i < rows->width; i += PAIR, place += step) {
+        pair value = load_pair(x + place, is_bf16, PAIR);
+        if (delta) {
+            pair more = load_pair(delta + place, is_bf16, PAIR);
+            value.a += more.a, value.b += more.b;
+            store_pair(x + place, is_bf16, PAIR, value);
+        }
+        squares += value.a * value.a + value.b * value.b;
+    }
+    float factor = 1.0f / sqrtf(sum(squares) / (float)rows->width + rows->epsilon);
+    const char *weight = rows->weight;
+    for (int64_t i = 0, place = 0; i < rows->width; i += PAIR, place += step) {
+        pair value = load_pair(x + place, is_bf16, PAIR);
+        pair scale = load_pair(weight + place, is_bf16, PAIR);
+        value.a *= factor * scale.a, value.b *= factor * scale.b;
+        store_pair(out + place, is_bf16, PAIR, value);
+    }
+}
+
+static void norm_row_fp32(const octavo_rows *rows, int64_t row) { norm_row(rows, row, 0); }
+static void norm_row_bf16(const octavo_rows *rows, int64_t row) { norm_row(rows, row, 1); }
+
+EXPORT void octavo_rms_norm(const octavo_rows *rows) {
+    for_each_row(rows, rows->is_bf16 ? norm_row_bf16 : norm_row_fp32);
+}
+
+/* out = silu(x) * y. */
+INLINE vf silu(vf x) {
+    vi negative = x < 0.0f;
+    vf e = exp2_negative(choose(negative, x, -x) * LOG2_E);
+    return x * choose(negative, e, splat(1)) / (1.0f + e);
+}
+
+INLINE void silu_row(const octavo_rows *rows, int64_t row, int is_bf16) {
+    const char *x = at(rows->x, row * rows->x_stride, is_bf16);
+    const char *y = at(rows->y, row * rows->y_stride, is_bf16);
+    char *out = at(rows->out, row * rows->out_stride, is_bf16);
+    size_t step = PAIR * element_size(is_bf16);
+    for (int64_t i = 0, place = 0; i < rows->width; i += PAIR, place += step) {
+        pair gate = load_pair(x + place, is_bf16, PAIR);
+        pair up = load_pair(y + place, is_bf16, PAIR);
+        gate.a = silu(gate.a) * up.a, gate.b = silu(gate.b) * up.b;
+        store_pair(out + place, is_bf16, PAIR, gate);
+    }
+}
+
+static void silu_row_fp32(const octavo_rows *rows, int64_t row) { silu_row(rows, row, 0); }
+static void silu_row_bf16(const octavo_rows *rows, int64_t row) { silu_row(rows, row, 1); }
+
+EXPORT void octavo_silu_mul(const octavo_rows *rows) {
+    for_each_row(rows, rows->is_bf16 ? silu_row_bf16 : silu_row_fp32);
+}
+
+/* Rotate each head of x in place: its halves (a, b) become (a cos - b sin, b cos + a sin).
+ * A row of y is the position's cosines, then its sines, half a head of each. */
+INLINE void rotate_row(const octavo_rows *rows, int64_t row, int is_bf16) {
+    int64_t half = rows->width / 2;
+    const char *table = at(rows->y, row * rows->y_stride, is_bf16);
+    size_t step = PAIR * element_size(is_bf16), offset = (size_t)half * element_size(is_bf16);
+    for (int64_t head = 0; head < rows->num_heads; head++) {
+        char *first = at(rows->x, row * rows->x_stride + head * rows->width, is_bf16);
+        for (size_t place = 0; place < offset; place += step) {
+            pair a = load_pair(first + place, is_bf16, PAIR);
+            pair b = load_pair(first + offset + place, is_bf16, PAIR);
+            pair cosine = load_pair(table + place, is_bf16, PAIR);
+            pair sine = load_pair(table + offset + place, is_bf16, PAIR);
+            pair left = {a.a * cosine.a - b.a * sine.a, a.b * cosine.b - b.b * sine.b};
+            pair right = {b.a * cosine.a + a.a * sine.a, b.b * cosine.b + a.b * sine.b};
+            store_pair(first + place, is_bf16, PAIR, left);
+            store_pair(first + offset + place, is_bf16, PAIR, right);
+        }
+    }
+}
+
+static void rotate_row_fp32(const octavo_rows *rows, int64_t row) { rotate_row(rows, row, 0); }
+static void rotate_row_bf16(const octavo_rows *rows, int64_t row) { rotate_row(rows, row, 1); }
+
+EXPORT void octavo_rotate(const octavo_rows *rows) {
+    for_each_row(rows, rows->is_bf16 ? rotate_row_bf16 : rotate_row_fp32);
+}
