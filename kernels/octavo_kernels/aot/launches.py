@@ -60,11 +60,10 @@ class Launch:
     @property
     def tile_tokens(self) -> int | None:
         """Tokens whose K/V one pass of the kernel's loop reads; None if it reads none."""
-        if (keys := self.constant("KEYS")) is not None:
-            return int(keys)
-        if (blocks := self.constant("BLOCKS")) is not None:
-            return int(blocks * self.constant("BLOCK_SIZE"))
-        return None
+        if self.constant("HEAD_DIM") is None:
+            return None
+        tile = self.constant("KEYS") or self.constant("TILE")
+        return None if tile is None else int(tile)
 
     def contiguous(self) -> Launch | None:
         """The same, with arithmetic in place of the block table; None if it has no table."""

@@ -64,15 +64,18 @@ def prefill_tiles(arch: str, head_dim: int, itemsize: int, num_rows: int) -> Pre
     """
     wide = head_dim > 128
     if itemsize > 2:
-        most = keys = 16 if wide else 32
-        num_warps, num_stages = 8, 2
+        most, keys, num_warps, num_stages = 16, 16 if wide else 32, 8, 2
     elif arch in _WARP_GROUP_ARCHS:
-        most, keys, num_warps, num_stages = 128, 32 if wide else 64, 8, 3
+        most, keys, num_warps = 128, 32 if wide else 64, 8
+        # Short rows: a deeper pipeline of the table shows beside so few bytes.
+        num_stages = 2 if head_dim <= 64 else 3
     else:
         most, keys, num_warps = 64 if wide else 128, 64 if head_dim <= 64 else 32, 8
         num_stages = 3 if arch.startswith("sm_") and not wide else 2
+        if wide and not arch.startswith("sm_"):
+            keys = 16  # a tile on its way waits in registers here
     rows = next((rows for rows in _SMALL_TILES if num_rows <= rows < most), most)
-    if not wide and (rows == _SMALL_TILES[0] or (rows < most and arch.startswith("sm_"))):
+    if rows < most and not wide and (rows == _SMALL_TILES[0] or arch.startswith("sm_")):
         num_warps = 4
     return PrefillTiles(rows, keys, num_warps, num_stages)
 
