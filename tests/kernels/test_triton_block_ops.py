@@ -15,6 +15,7 @@ from octavo_kernels.triton_ops.prefill_attention import prefill_attention
 from octavo_kernels.triton_ops.reshape_and_cache import reshape_and_cache
 from octavo_kernels.triton_ops.swap_blocks import swap_blocks
 from torch import Tensor
+from triton import knobs
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32]
 
@@ -154,6 +155,15 @@ def test_swaps_between_pools_of_different_size(dtype: torch.dtype, device: str) 
     swap_blocks(host, pool, torch.tensor([8, 0]), torch.tensor([5, 2], device=device))
     before[:, :, [5, 2]] = before[:, :, [2, 5]]
     assert same_bytes(pool, before)
+
+
+def test_on_a_cpu_the_reference_swaps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a GPU and outside the interpreter, where no kernel can run, blocks still move."""
+    monkeypatch.setattr(knobs.runtime, "interpret", False)
+    pool, host = torch.randn(3, 2, 6, 8, 2, 8), torch.zeros(3, 2, 4, 8, 2, 8)
+    swap_blocks(pool, host, torch.tensor([5]), torch.tensor([1]))
+    assert torch.equal(host[:, :, 1], pool[:, :, 5])
+    assert not host[:, :, [0, 2, 3]].any()
 
 
 @pytest.mark.gpu
