@@ -20,11 +20,11 @@ from octavo_kernels.triton_ops.tuning import (
 @pytest.mark.parametrize("head_dim", [8, 64, 80, 96, 128, 256])
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942"])
 def test_default_tiles_are_of_bounded_size(arch: str, head_dim: int, itemsize: int) -> None:
-    """A tile is up to 16 KiB of keys, more than half of it unless it has 128 tokens."""
+    """A tile is up to 16 KiB of keys, more than half of it unless it has 64 tokens."""
     tile = default_tuning(arch, head_dim, itemsize).tile_tokens
-    assert 16 <= tile <= 128
+    assert 16 <= tile <= 64
     assert tile * head_dim * itemsize <= 16 * 1024
-    assert tile == 128 or tile * head_dim * itemsize > 8 * 1024
+    assert tile == 64 or tile * head_dim * itemsize > 8 * 1024
 
 
 def test_a_measured_layout_goes_before_the_default(tmp_path: Path) -> None:

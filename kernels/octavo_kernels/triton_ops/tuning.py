@@ -28,7 +28,7 @@ _TILE_BYTES = 16 * 1024
 # What is measured, at a batch and a context where memory is the limit.
 _SWEEP_MODELS = ((64, 3), (64, 1), (128, 1), (128, 4), (128, 7), (128, 8), (256, 2))
 _SWEEP_BLOCK_SIZES = (8, 16, 32, 64, 128)
-_SWEEP_LAYOUTS = tuple(itertools.product((32, 64, 128), (4, 8), (2, 3, 5)))
+_SWEEP_LAYOUTS = tuple(itertools.product((32, 64, 128), (2, 4, 8), (2, 3, 5)))
 _SWEEP_SEQS = 64
 _SWEEP_KV_HEADS = 8
 _SWEEP_CONTEXT = 2048
@@ -67,11 +67,11 @@ def tuning_for(
 
 
 def default_tuning(arch: str, head_dim: int, itemsize: int) -> Tuning:
-    """Choose tiles of 16 KiB of keys, so that several programs share a processor.
+    """Choose tiles of up to 16 KiB of keys, so that several programs share a processor.
 
     On NVIDIA five stages are two for the table and two for a tile: while one is attended
-    to, the next is on its way. Two or three programs so, and 64 to 96 KiB are in flight,
-    more than the fastest memory needs to be busy. AMD's processors have 64 KiB of shared
+    to, the next is on its way. The programs that fit have 64 to 96 KiB in flight, more
+    than the fastest memory needs to be busy. AMD's processors have 64 KiB of shared
     memory, and hide latency by their number of waves: two stages, which is one tile.
 
     Args:
@@ -80,8 +80,11 @@ def default_tuning(arch: str, head_dim: int, itemsize: int) -> Tuning:
         itemsize: bytes of an element.
     """
     row_bytes = 1 << (head_dim * itemsize - 1).bit_length()
-    tile_tokens = min(128, _TILE_BYTES // row_bytes)
-    return Tuning(tile_tokens, num_warps=4, num_stages=2 if arch.startswith("gfx") else 5)
+    return Tuning(
+        tile_tokens=min(64, _TILE_BYTES // row_bytes),
+        num_warps=2 if row_bytes * 64 < _TILE_BYTES else 4,
+        num_stages=2 if arch.startswith("gfx") else 5,
+    )
 
 
 @cache
