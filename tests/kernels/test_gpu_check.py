@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from octavo_kernels.gpu_check import timers
 from octavo_kernels.gpu_check.__main__ import check, environment, main
 from octavo_kernels.gpu_check.cases import (
     GIB,
@@ -21,7 +25,7 @@ from octavo_kernels.gpu_check.cases import (
 from octavo_kernels.gpu_check.measure import Device, Measurement, run
 from octavo_kernels.gpu_check.report import has_passed, in_short, judge, table
 from octavo_kernels.gpu_check.suite import Budget, is_judged, standard_suite
-from octavo_kernels.gpu_check.timers import Call, Sampler, WallTimer, alternate
+from octavo_kernels.gpu_check.timers import Call, CudaTimer, Sampler, WallTimer, alternate
 
 LLAMA = "Llama-3.1-8B"
 YARDSTICKS = Yardsticks(copy_bytes=4 * 10**9, gemm_size=1000)
@@ -122,6 +126,81 @@ def test_calls_are_timed_in_turn():
     medians = alternate({"a": sampler("a", [3, 1, 2]), "b": sampler("b", [9, 9, 1])})
     assert medians == {"a": 2, "b": 9}
     assert order == ["a", "b"] * 3
+
+
+class FakeCuda:
+    """Stands in for `torch.cuda`: keeps the order of what it is asked for."""
+
+    def __init__(self) -> None:
+        self.done: list[str] = []
+        self.is_capturing = False
+
+    def synchronize(self) -> None:
+        self.done.append("synchronize")
+
+    def current_stream(self) -> FakeCuda:
+        return self
+
+    Stream = current_stream
+    CUDAGraph = current_stream
+
+    def wait_stream(self, _other: FakeCuda) -> None:
+        self.done.append("wait")
+
+    def stream(self, _stream: FakeCuda) -> contextlib.nullcontext[None]:
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def graph(self, _graph: FakeCuda) -> Iterator[None]:
+        self.is_capturing = True
+        yield
+        self.is_capturing = False
+
+    def replay(self) -> None:
+        self.done.append("replay")
+
+    def call(self) -> None:
+        self.done.append("captured" if self.is_capturing else "call")
+
+
+def test_the_gpu_timer_replays_what_it_captured(monkeypatch: pytest.MonkeyPatch):
+    """Called to compile, once more beside the stream, captured; then replays are timed."""
+    cuda = FakeCuda()
+    monkeypatch.setattr(timers.torch, "cuda", cuda)
+
+    def do_bench(call: Call, **options: Any) -> float:
+        assert options["return_mode"] == "median"
+        call()
+        return 2.0  # milliseconds
+
+    monkeypatch.setattr("triton.testing.do_bench", do_bench)
+    sample = CudaTimer().sampler(cuda.call)
+    assert cuda.done == ["call", "synchronize", "wait", "call", "wait", "captured"]
+    assert sample() == 0.002
+    assert cuda.done[-1] == "replay"
+    plain = CudaTimer().sampler(cuda.call, captured=False)
+    assert plain() == 0.002
+    assert cuda.done[-1] == "call"
+
+
+def test_the_gpu_timer_counts_kernels_only(monkeypatch: pytest.MonkeyPatch):
+    """Not what the host does, nor copies and fills of memory; none at all is not known."""
+    on_gpu, on_host = SimpleNamespace(name="CUDA"), SimpleNamespace(name="CPU")
+    events = [
+        SimpleNamespace(name="attend_split", device_type=on_gpu),
+        SimpleNamespace(name="merge_splits", device_type=on_gpu),
+        SimpleNamespace(name="Memcpy HtoD", device_type=on_gpu),
+        SimpleNamespace(name="cudaLaunchKernel", device_type=on_host),
+    ]
+
+    def profile(activities: list[Any]) -> contextlib.nullcontext[SimpleNamespace]:
+        return contextlib.nullcontext(SimpleNamespace(events=lambda: events))
+
+    monkeypatch.setattr(timers.torch, "cuda", FakeCuda())
+    monkeypatch.setattr(timers, "profile", profile)
+    assert CudaTimer().launches(lambda: None) == 2
+    del events[:2]
+    assert CudaTimer().launches(lambda: None) is None
 
 
 def test_targets_that_are_met():
