@@ -81,8 +81,8 @@ def compile_library(compiler: str, path: Path, march: str = "native") -> None:
             command += [str(source) for source in sorted(_SOURCES.glob("*.c"))]
             _run([*command, "-lm"])
             # The loader ignores what follows an ELF file's sections.
-            with built.open("ab") as file:
-                file.write(hashlib.sha256(built.read_bytes()).digest())
+            content = built.read_bytes()
+            built.write_bytes(content + hashlib.sha256(content).digest())
             built.replace(path)
     except OSError as error:
         raise KernelsUnavailable(f"cannot write {path}: {error.strerror or error}") from error

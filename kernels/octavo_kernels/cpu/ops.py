@@ -61,7 +61,7 @@ def paged_attention(
         2023).
     """
     check_options(sliding_window=sliding_window, softcap=softcap)
-    check_shape("query", query, (len(context_lens), None, None))
+    check_shape("query", query, (None, None, None))
     plan = plan_decode(
         block_tables,
         context_lens,

@@ -39,7 +39,7 @@ def why_unsupported(head_dim: int, dtype: torch.dtype) -> str | None:
     """Why the kernels cannot serve such a pool, or None if they can."""
     if dtype not in DTYPES:
         return f"the pool is {dtype}, neither bfloat16 nor float32"
-    if head_dim > MAX_HEAD_DIM or head_dim % _HEAD_DIM_STEP:
+    if not 0 < head_dim <= MAX_HEAD_DIM or head_dim % _HEAD_DIM_STEP:
         return f"head_dim {head_dim} is not a multiple of {_HEAD_DIM_STEP} up to {MAX_HEAD_DIM}"
     return None
 
