@@ -94,10 +94,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
 
 def _share_openmp() -> None:
     """Let the kernels find the symbols of the OpenMP runtime that torch has loaded."""
-    maps = Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()
-    mapped = {line.split(maxsplit=5)[-1] for line in maps if _OPENMP.search(line)}
     # A torch wheel brings its own, and means that one.
-    found = sorted(mapped, key=lambda path: "torch" not in path)
+    found = sorted(openmp_runtimes(), key=lambda path: "torch" not in path)
     ctypes.CDLL(found[0] if found else "libgomp.so.1", mode=ctypes.RTLD_GLOBAL)
 
 
