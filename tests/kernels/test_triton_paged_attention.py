@@ -41,6 +41,8 @@ CASES = [
     (1, 96, 32, BF16, 31, None, 4, 64),
     (17, 16, 16, F32, None, None, 3, 16),
     (3, 40, 16, F32, 48, None, 1, 16),
+    # Of a block longer than a tile, a window begins within the first tile or a later one.
+    (2, 64, 128, F32, 20, None, 2, 16),
 ]
 
 

@@ -180,14 +180,18 @@ def attend_split(
     if WINDOW is not None:
         window_start = tl.maximum(context_len - WINDOW, 0)
     first_block = window_start // BLOCK_SIZE
-    span = context_len - first_block * BLOCK_SIZE
-    num_tiles = tl.cdiv(span, KEYS)
-    tiles_per_split = tl.cdiv(num_tiles, num_splits)
-    first = split * tiles_per_split
-    last = tl.minimum(first + tiles_per_split, num_tiles)
-    # Tiles from first_whole to last_whole lie inside the window; those at its ends are masked.
-    first_whole = 0 if WINDOW is None else 1
-    last_whole = tl.maximum(span // KEYS, first_whole)
+    # Tokens and tiles count from that block on.
+    low = window_start - first_block * BLOCK_SIZE
+    high = context_len - first_block * BLOCK_SIZE
+    low_tile, high_tile = low // KEYS, tl.cdiv(high, KEYS)
+    tiles_per_split = tl.cdiv(high_tile - low_tile, num_splits)
+    first = low_tile + split * tiles_per_split
+    last = tl.minimum(first + tiles_per_split, high_tile)
+    # The last tile is masked, and under a window the first; those between are whole.
+    first_masked, first_whole = tl.maximum(first, high_tile - 1), first
+    if WINDOW is not None:
+        first_masked = tl.where(split == 0, low_tile, first_masked)
+        first_whole = tl.maximum(first, low_tile + 1)
 
     rows, dims, tokens = tl.arange(0, ROWS), tl.arange(0, DIM), tl.arange(0, KEYS)
     heads = kv_head * GROUP + rows
@@ -199,26 +203,19 @@ def attend_split(
     keys = key_cache + (within_block[:, None] + dims[None, :])
     values = value_cache + (within_block[:, None] + dims[None, :])
     table = block_tables + seq * table_stride + first_block
-    low = window_start - first_block * BLOCK_SIZE
 
     largest = tl.full([ROWS], float("-inf"), tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     sums = tl.zeros([ROWS, DIM], tl.float32)
-    if WINDOW is not None:
-        largest, total, sums = _attend_tiles(
-            first, tl.minimum(last, first_whole), low, span, largest, total, sums,
-            queries, scale, keys, values, table, block_stride,
-            NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CONTIGUOUS, PRECISION, MASKED=True,
-        )  # fmt: skip
     largest, total, sums = _attend_tiles(
-        tl.maximum(first, first_whole), tl.minimum(last, last_whole), low, span,
+        first_masked, last, tl.maximum(high_tile - 1 - low_tile, 1), low, high,
         largest, total, sums, queries, scale, keys, values, table, block_stride,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CONTIGUOUS, PRECISION, MASKED=False,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CONTIGUOUS, PRECISION, MASKED=True,
     )  # fmt: skip
     largest, total, sums = _attend_tiles(
-        tl.maximum(first, last_whole), last, low, span, largest, total, sums,
-        queries, scale, keys, values, table, block_stride,
-        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CONTIGUOUS, PRECISION, MASKED=True,
+        first_whole, tl.minimum(last, high_tile - 1), 1, low, high,
+        largest, total, sums, queries, scale, keys, values, table, block_stride,
+        NUM_KV_HEADS, HEAD_DIM, BLOCK_SIZE, SOFTCAP, CONTIGUOUS, PRECISION, MASKED=False,
     )  # fmt: skip
 
     attended = sums / tl.where(total > 0, total, 1.0)[:, None]
@@ -234,6 +231,7 @@ def attend_split(
 def _attend_tiles(
     first,
     last,
+    step,
     low,  # the first token to attend to, and the first after the last, from the first block on
     high,
     largest,  # [ROWS] of the scores so far, which are in units of log2(e)
@@ -253,14 +251,14 @@ def _attend_tiles(
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Carry the online softmax over the tiles from `first` to `last`."""
+    """Carry the online softmax over every `step`th tile from `first` to `last`."""
     LOG2_E: tl.constexpr = 1.4426950408889634
     TILE: tl.constexpr = keys.shape[0]
     DIM: tl.constexpr = keys.shape[1]
     BLOCKS: tl.constexpr = max(TILE // BLOCK_SIZE, 1)
     tokens = tl.arange(0, TILE)
     real = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
-    for tile in tl.range(first, last, num_stages=1 if MASKED else None):
+    for tile in tl.range(first, last, step, num_stages=1 if MASKED else None):
         seen = (tile * TILE + tokens >= low) & (tile * TILE + tokens < high)
         blocks = tile * TILE // BLOCK_SIZE + tl.arange(0, BLOCKS)
         if CONTIGUOUS:
