@@ -41,6 +41,8 @@ attend:                                 ; @attend
 	buffer_load_dword v123, v112, s[36:39], 0 offen
 	global_load_dwordx4 v[136:139], v[34:35], off
 	global_load_dwordx4 v[124:127], v[36:37], off offset:2048
+	s_waitcnt vmcnt(0)
+	s_nop 1
 	v_mfma_f32_16x16x16_bf16 v[38:41], v[30:31], v[2:3], 0
 	scratch_store_dwordx2 off, v[2:3], s33
 	s_cbranch_scc1 .LBB0_1
@@ -73,7 +75,7 @@ def test_sass_widths_and_spills():
     ]
     assert listing.store_bits == 128
     assert listing.spill_bytes == 8
-    assert len(listing) == 12  # the NOP after the end is no instruction of the kernel
+    assert len(listing) == 12  # without the NOP
 
 
 def test_sass_main_loop():
@@ -101,7 +103,7 @@ def test_sass_resources():
 
 
 def test_amdgcn_widths_and_loop():
-    """Directives, comments and scalar loads are no loads of data."""
+    """Directives and comments are no code, scalar loads no data, and waits are not counted."""
     listing = parse_amdgcn(AMDGCN)
     assert len(listing) == 10
     assert listing.store_bits == 128

@@ -10,6 +10,8 @@ _LABEL = re.compile(r"^(\.LBB\d+_\d+):")
 _INSTRUCTION = re.compile(r"^\s+([a-z]\w+)\s*([^;]*)")
 _BRANCHES = re.compile(r"^s_c?branch")
 _ACCESS = re.compile(r"^(?:global|buffer|flat)_(load|store)_(?:lds_)?(\w+)")
+# NVIDIA's waits stand inside the instructions that wait, and are no instructions either.
+_WAITS = {"s_nop", "s_waitcnt"}
 _SCRATCH_STORE = re.compile(r"^scratch_store_(\w+)")
 _METADATA = re.compile(r"^\s+\.(\w+):\s+(\d+)$", re.MULTILINE)
 
@@ -31,13 +33,13 @@ _FLOAT = re.compile(r"^v_(?:pk_)?(?:fma|fmac|mul|add|dot2\w*)_f(?:16|32)")
 
 
 def parse_amdgcn(text: str) -> Listing:
-    """Read the code of an assembly file with one kernel."""
+    """Read the code of an assembly file with one kernel; waits are not counted."""
     labels: dict[str, int] = {}
     lines: list[tuple[str, str]] = []
     for line in text.partition(".Lfunc_end0")[0].splitlines():
         if label := _LABEL.match(line):
             labels[label[1]] = len(lines)
-        elif instruction := _INSTRUCTION.match(line):
+        elif (instruction := _INSTRUCTION.match(line)) and instruction[1] not in _WAITS:
             lines.append((instruction[1], instruction[2].strip()))
     return Listing([_instruction(opcode, rest, labels) for opcode, rest in lines])
 

@@ -20,7 +20,7 @@ _FLOAT = {"FFMA", "FMUL", "FADD", "FFMA2", "FMUL2", "FADD2", "HFMA2"}
 def parse_sass(text: str) -> Listing:
     """Read what `nvdisasm --print-code` prints of a binary with one kernel.
 
-    Padding after the last instruction (NOP and the branch to itself) stays out.
+    NOP, which pads code and makes it wait, is not counted.
     """
     labels: dict[str, int] = {}
     lines: list[tuple[str, str]] = []
