@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _SERVICES = ServiceCommands(
     entry_point_group="octavo.bench_commands",
     expected={
+        "attention": ("executor", "Attention on this CPU against its memory's speed."),
         "core": ("scheduler", "Cost of a scheduler step, without a network."),
         "memory": ("scheduler", "Use of the KV pool under a workload, without a model."),
     },
