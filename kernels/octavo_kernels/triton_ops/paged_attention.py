@@ -69,10 +69,7 @@ def paged_attention(
     check_attention(query, key_cache, value_cache, block_tables, context_lens, out)
     check_shape("block_tables", block_tables, (len(query), None))
     check_options(sliding_window=sliding_window, softcap=softcap)
-    if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
-        raise ValueError(f"num_splits is {num_splits}, not 1 to {MAX_SPLITS}")
-    if max_context_len is not None and max_context_len < 1:
-        raise ValueError(f"max_context_len is {max_context_len}, not at least 1")
+    _check_sizes(num_splits, max_context_len)
     num_seqs, num_heads, head_dim = query.shape
     _, block_size, num_kv_heads, _ = key_cache.shape
     group = num_heads // num_kv_heads
@@ -82,16 +79,12 @@ def paged_attention(
         return out
     if num_splits is None:
         longest = max_context_len or block_tables.shape[1] * block_size
-        if sliding_window is not None:
-            longest = min(longest, sliding_window)
+        longest = min(longest, sliding_window or longest)
         processors = _num_processors(query.device)
         num_splits = choose_num_splits(num_seqs, num_kv_heads, longest, processors)
     if tuning is None:
         key = TuningKey(arch_of(query.device), head_dim, block_size, group)
         tuning = tuning_for(key, query.dtype)
-    dim = max(16, triton.next_power_of_2(head_dim))
-    # NVIDIA's tensor cores have no fp32: three products of tf32 are as good.
-    split_fp32 = query.dtype == torch.float32 and torch.version.hip is None
     results, weights = out, None
     if num_splits > 1:
         scratch = scratch or Scratch(query.device)
@@ -111,31 +104,52 @@ def paged_attention(
         block_tables.stride(0),
         NUM_KV_HEADS=num_kv_heads,
         GROUP=group,
-        ROWS=max(16, triton.next_power_of_2(group)),
+        ROWS=_padded(group),
         HEAD_DIM=head_dim,
-        DIM=dim,
+        DIM=_padded(head_dim),
         BLOCK_SIZE=block_size,
         KEYS=tuning.tile_tokens,
         WINDOW=sliding_window,
         SOFTCAP=softcap,
         CONTIGUOUS=contiguous,
-        PRECISION="tf32x3" if split_fp32 else "ieee",
+        PRECISION=_precision(query.dtype),
         num_warps=tuning.num_warps,
         num_stages=tuning.num_stages,
     )
-    if num_splits > 1:
-        merge_splits[(num_heads, num_seqs)](
-            out,
-            results,
-            weights,
-            num_splits,
-            out.stride(0),
-            HEAD_DIM=head_dim,
-            DIM=dim,
-            SPLITS=triton.next_power_of_2(num_splits),
-            num_warps=4,
-        )
+    if weights is not None:
+        _merge(out, results, weights)
     return out
+
+
+def _merge(out: Tensor, results: Tensor, weights: Tensor) -> None:
+    num_seqs, num_heads, num_splits, head_dim = results.shape
+    merge_splits[(num_heads, num_seqs)](
+        out,
+        results,
+        weights,
+        num_splits,
+        out.stride(0),
+        HEAD_DIM=head_dim,
+        DIM=_padded(head_dim),
+        SPLITS=triton.next_power_of_2(num_splits),
+        num_warps=4,
+    )
+
+
+def _check_sizes(num_splits: int | None, max_context_len: int | None) -> None:
+    if num_splits is not None and not 1 <= num_splits <= MAX_SPLITS:
+        raise ValueError(f"num_splits is {num_splits}, not 1 to {MAX_SPLITS}")
+    if max_context_len is not None and max_context_len < 1:
+        raise ValueError(f"max_context_len is {max_context_len}, not at least 1")
+
+
+def _padded(size: int) -> int:
+    return max(16, int(triton.next_power_of_2(size)))  # what tl.dot takes
+
+
+def _precision(dtype: torch.dtype) -> str:
+    # NVIDIA's tensor cores have no fp32: three products of tf32 are as good.
+    return "tf32x3" if dtype == torch.float32 and torch.version.hip is None else "ieee"
 
 
 @cache
@@ -175,14 +189,7 @@ def attend_split(
     # Heads vary fastest: programs that run side by side read neighbouring memory.
     kv_head, split, num_splits = tl.program_id(0), tl.program_id(2), tl.num_programs(2)
     seq = tl.program_id(1).to(tl.int64)
-    context_len = tl.load(context_lens + seq)
-    window_start = 0
-    if WINDOW is not None:
-        window_start = tl.maximum(context_len - WINDOW, 0)
-    first_block = window_start // BLOCK_SIZE
-    # Tokens and tiles count from that block on.
-    low = window_start - first_block * BLOCK_SIZE
-    high = context_len - first_block * BLOCK_SIZE
+    first_block, low, high = _attended_tokens(tl.load(context_lens + seq), BLOCK_SIZE, WINDOW)
     low_tile, high_tile = low // KEYS, tl.cdiv(high, KEYS)
     tiles_per_split = tl.cdiv(high_tile - low_tile, num_splits)
     first = low_tile + split * tiles_per_split
@@ -228,6 +235,16 @@ def attend_split(
 
 
 @triton.jit
+def _attended_tokens(context_len, BLOCK_SIZE: tl.constexpr, WINDOW: tl.constexpr):
+    """Say in which block the window begins, and which tokens it has, counted from there."""
+    start = 0
+    if WINDOW is not None:
+        start = tl.maximum(context_len - WINDOW, 0)
+    first_block = start // BLOCK_SIZE
+    return first_block, start - first_block * BLOCK_SIZE, context_len - first_block * BLOCK_SIZE
+
+
+@triton.jit
 def _attend_tiles(
     first,
     last,
@@ -252,27 +269,17 @@ def _attend_tiles(
     MASKED: tl.constexpr,
 ):
     """Carry the online softmax over every `step`th tile from `first` to `last`."""
-    LOG2_E: tl.constexpr = 1.4426950408889634
     TILE: tl.constexpr = keys.shape[0]
     DIM: tl.constexpr = keys.shape[1]
-    BLOCKS: tl.constexpr = max(TILE // BLOCK_SIZE, 1)
-    tokens = tl.arange(0, TILE)
     real = (tl.arange(0, DIM) < HEAD_DIM)[None, :]
     for tile in tl.range(first, last, step, num_stages=1 if MASKED else None):
-        seen = (tile * TILE + tokens >= low) & (tile * TILE + tokens < high)
-        blocks = tile * TILE // BLOCK_SIZE + tl.arange(0, BLOCKS)
-        if CONTIGUOUS:
-            blocks += tl.load(table)
-        elif MASKED:
-            blocks = tl.load(table + blocks, mask=blocks * BLOCK_SIZE < high, other=0)
-        else:
-            blocks = tl.load(table + blocks)
-        eighths = blocks * block_stride
-        if TILE < BLOCK_SIZE:
-            eighths += tile * TILE % BLOCK_SIZE * (NUM_KV_HEADS * HEAD_DIM // 8)
-        starts = eighths.to(tl.int64) * 8
-        starts = tl.broadcast_to(starts[:, None], [BLOCKS, TILE // BLOCKS]).reshape([TILE])
-        # The reshape hides from the compiler that rows are contiguous and aligned.
+        tokens = tile * TILE + tl.arange(0, TILE)
+        seen = (tokens >= low) & (tokens < high)
+        starts = _block_starts(
+            tile, high, table, block_stride, NUM_KV_HEADS * HEAD_DIM, TILE, BLOCK_SIZE, CONTIGUOUS,
+            MASKED,
+        )  # fmt: skip
+        # That rows are contiguous and aligned is hidden from the compiler by the reshape.
         tile_keys = tl.max_contiguous(tl.multiple_of(keys + starts[:, None], [1, 16]), [1, 8])
         tile_values = tl.max_contiguous(tl.multiple_of(values + starts[:, None], [1, 16]), [1, 8])
         if MASKED:
@@ -285,15 +292,9 @@ def _attend_tiles(
             key = tl.load(tile_keys)
             value = tl.load(tile_values)
 
-        scores = tl.dot(query, key.T, input_precision=PRECISION)
-        if SOFTCAP is None:
-            scores *= scale * LOG2_E
-        else:  # tanh(x) = 1 - 2 / (e^2x + 1)
-            growth = tl.exp2(scores * (scale * (2 * LOG2_E / SOFTCAP)))
-            scores = SOFTCAP * LOG2_E - (2 * SOFTCAP * LOG2_E) / (growth + 1)
+        scores = _scores(query, key, scale, SOFTCAP, PRECISION)
         if MASKED:
             scores = tl.where(seen[None, :], scores, float("-inf"))
-
         new_largest = tl.maximum(largest, tl.max(scores, 1))
         shrink = tl.exp2(largest - new_largest)
         weights = tl.exp2(scores - new_largest[:, None])
@@ -303,6 +304,47 @@ def _attend_tiles(
         )
         largest = new_largest
     return largest, total, sums
+
+
+@triton.jit
+def _block_starts(
+    tile,
+    high,
+    table,
+    block_stride,
+    TOKEN_STRIDE: tl.constexpr,
+    TILE: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    CONTIGUOUS: tl.constexpr,
+    MASKED: tl.constexpr,
+):
+    """Look up where each token's block begins, or the tile's part of it: [TILE] elements."""
+    BLOCKS: tl.constexpr = max(TILE // BLOCK_SIZE, 1)
+    blocks = tile * TILE // BLOCK_SIZE + tl.arange(0, BLOCKS)
+    if CONTIGUOUS:
+        blocks += tl.load(table)
+    elif MASKED:
+        blocks = tl.load(table + blocks, mask=blocks * BLOCK_SIZE < high, other=0)
+    else:
+        blocks = tl.load(table + blocks)
+    eighths = blocks * block_stride
+    if TILE < BLOCK_SIZE:
+        eighths += tile * TILE % BLOCK_SIZE * (TOKEN_STRIDE // 8)
+    starts = eighths.to(tl.int64) * 8
+    return tl.broadcast_to(starts[:, None], [BLOCKS, TILE // BLOCKS]).reshape([TILE])
+
+
+@triton.jit
+def _scores(query, key, scale, SOFTCAP: tl.constexpr, PRECISION: tl.constexpr):
+    """Score each key for each query head, in units of log2(e): [ROWS, TILE]."""
+    LOG2_E: tl.constexpr = 1.4426950408889634
+    scores = tl.dot(query, key.T, input_precision=PRECISION)
+    if SOFTCAP is None:
+        scores *= scale * LOG2_E
+    else:  # tanh(x) = 1 - 2 / (e^2x + 1)
+        growth = tl.exp2(scores * (scale * (2 * LOG2_E / SOFTCAP)))
+        scores = SOFTCAP * LOG2_E - (2 * SOFTCAP * LOG2_E) / (growth + 1)
+    return scores
 
 
 @triton.jit(do_not_specialize=["num_splits"])
