@@ -11,7 +11,7 @@ from scheduler_svc.core import beam
 from scheduler_svc.core.request import FinishReason, TokenLogprob
 from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.state import SchedulerState
-from scheduler_svc.core.step import RowLogprobs, StepRecord, StepResult
+from scheduler_svc.core.step import RowLogprobs, StepRecord, StepResult, StepTimings
 
 
 def take(state: SchedulerState, record: StepRecord, result: StepResult) -> int:
@@ -36,6 +36,7 @@ def take(state: SchedulerState, record: StepRecord, result: StepResult) -> int:
         state.suspects.difference_update(s.group for s in record.sampled)
     if state.config.policy == "fair":
         _charge(state, record)
+    _count_time(state, result.timings)
     return num_prefilled
 
 
@@ -155,6 +156,15 @@ def _note_computed(state: SchedulerState, seq: Sequence) -> None:
     """Have the blocks that are full and settled now named, if the cache is in use."""
     if seq.group.uses_cache:
         state.blocks.unnamed.append(seq)
+
+
+def _count_time(state: SchedulerState, timings: StepTimings) -> None:
+    """Count the executor's time; a wait that began without any request is no idleness."""
+    counters = state.counters
+    counters.executor_busy_ns += timings.prepare_ns + timings.forward_ns + timings.sample_ns
+    if not state.had_no_request:
+        counters.executor_idle_ns += timings.idle_ns
+    state.had_no_request = not state.groups
 
 
 def _charge(state: SchedulerState, record: StepRecord) -> None:

@@ -92,6 +92,8 @@ class Counters:
     allocated_slot_steps: int = 0
     num_resyncs: int = 0
     saved_block_steps: int = 0
+    executor_idle_ns: int = 0
+    executor_busy_ns: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """Return the totals by name."""
@@ -149,6 +151,8 @@ class SchedulerState:
         # Blocks that stalled groups wait for: nobody behind them in line may take them.
         self.num_owed_blocks = 0
         self.in_flight: deque[StepRecord] = deque()
+        # Until a step ends, the executor's wait for it was for requests, not for a plan.
+        self.had_no_request = True
         self.free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self.num_promised_rows = 0
         # The plan under construction, the chunks in it and who samples beside the

@@ -252,6 +252,8 @@ class Counters:
     allocated_slot_steps: int
     num_resyncs: int
     saved_block_steps: int
+    executor_idle_ns: int
+    executor_busy_ns: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -321,6 +321,8 @@ class Counters(_message.Message):
     ALLOCATED_SLOT_STEPS_FIELD_NUMBER: _builtins.int
     NUM_RESYNCS_FIELD_NUMBER: _builtins.int
     SAVED_BLOCK_STEPS_FIELD_NUMBER: _builtins.int
+    EXECUTOR_IDLE_NS_FIELD_NUMBER: _builtins.int
+    EXECUTOR_BUSY_NS_FIELD_NUMBER: _builtins.int
     num_steps: _builtins.int
     """num_steps planned."""
     num_prompt_tokens: _builtins.int
@@ -353,6 +355,12 @@ class Counters(_message.Message):
     """num_resyncs: times that this executor was claimed again."""
     saved_block_steps: _builtins.int
     """saved_block_steps: sum over steps of blocks that sharing saved."""
+    executor_idle_ns: _builtins.int
+    """executor_idle_ns: the executor waited for a plan though requests were running. Not
+    counted: its wait for the first step after a claim, or after there was no request.
+    """
+    executor_busy_ns: _builtins.int
+    """executor_busy_ns: the executor prepared steps, computed and sampled."""
     def __init__(
         self,
         *,
@@ -371,10 +379,12 @@ class Counters(_message.Message):
         allocated_slot_steps: _builtins.int = ...,
         num_resyncs: _builtins.int = ...,
         saved_block_steps: _builtins.int = ...,
+        executor_idle_ns: _builtins.int = ...,
+        executor_busy_ns: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_slot_steps", b"allocated_slot_steps", "live_slot_steps", b"live_slot_steps", "num_cancelled", b"num_cancelled", "num_copied_blocks", b"num_copied_blocks", "num_discarded_tokens", b"num_discarded_tokens", "num_finished", b"num_finished", "num_generated_tokens", b"num_generated_tokens", "num_prefix_hit_tokens", b"num_prefix_hit_tokens", "num_prefix_query_tokens", b"num_prefix_query_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_recompute_preemptions", b"num_recompute_preemptions", "num_resyncs", b"num_resyncs", "num_steps", b"num_steps", "num_swap_preemptions", b"num_swap_preemptions", "saved_block_steps", b"saved_block_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_slot_steps", b"allocated_slot_steps", "executor_busy_ns", b"executor_busy_ns", "executor_idle_ns", b"executor_idle_ns", "live_slot_steps", b"live_slot_steps", "num_cancelled", b"num_cancelled", "num_copied_blocks", b"num_copied_blocks", "num_discarded_tokens", b"num_discarded_tokens", "num_finished", b"num_finished", "num_generated_tokens", b"num_generated_tokens", "num_prefix_hit_tokens", b"num_prefix_hit_tokens", "num_prefix_query_tokens", b"num_prefix_query_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_recompute_preemptions", b"num_recompute_preemptions", "num_resyncs", b"num_resyncs", "num_steps", b"num_steps", "num_swap_preemptions", b"num_swap_preemptions", "saved_block_steps", b"saved_block_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from scheduler_svc.core.request import FinishReason
+from scheduler_svc.core.step import StepResult, StepTimings
 from tests.support.core_builders import finish, make_harness, make_request
 from tests.support.executor_model import expected_output
 
@@ -118,3 +119,30 @@ def test_beam_steps_do_not_count_as_prompt_tokens() -> None:
     finish(harness)
     assert harness.core.state.counters.num_prompt_tokens == 6
     assert harness.core.costs.prefill_ns_per_token == harness.model.ns_per_token
+
+
+def test_waiting_for_a_plan_is_idleness_and_waiting_for_a_request_is_not() -> None:
+    """The first step after a claim, and after a pause without requests, waited for work."""
+    core = make_harness().core
+    timings = StepTimings(idle_ns=100, prepare_ns=1, forward_ns=20, sample_ns=3, move_ns=7)
+
+    def step() -> None:
+        plan = core.plan(0.0)
+        assert plan is not None
+        sampled = core.state.in_flight[0].sampled
+        core.apply(StepResult(plan.step_id, [1] * len(sampled), timings=timings))
+
+    for name in ("first", "second"):
+        core.add(make_request(name, 3, max_tokens=3))
+        for _ in range(3):
+            step()
+        assert not core.has_requests
+    assert core.state.counters.executor_busy_ns == 6 * 24
+    assert core.state.counters.executor_idle_ns == 2 * 2 * 100
+    core.add(make_request("moved", 3, max_tokens=5))
+    step()
+    step()
+    core.restart(core.state.config)
+    step()
+    step()
+    assert core.state.counters.executor_idle_ns == (2 * 2 + 1 + 1) * 100

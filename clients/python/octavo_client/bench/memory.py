@@ -1,4 +1,4 @@
-"""What a run did to the KV pool, from the scheduler's own counters before and after."""
+"""What a run did to pool and executor, from the scheduler's own counters before and after."""
 
 from __future__ import annotations
 
@@ -20,6 +20,8 @@ class MemoryUse:
         num_copied_blocks: copies on write.
         prefix_hit_rate: prompt tokens found in the prefix cache ÷ looked up.
         num_steps: iterations.
+        executor_idle: share of the executors' time in which they waited for a plan though
+            requests were running.
     """
 
     kv_use: float
@@ -29,6 +31,7 @@ class MemoryUse:
     num_copied_blocks: int
     prefix_hit_rate: float
     num_steps: int
+    executor_idle: float
 
     @classmethod
     def between(cls, before: Snapshot, after: Snapshot) -> MemoryUse:
@@ -38,6 +41,7 @@ class MemoryUse:
         def grown(name: str) -> int:
             return _total(after, name) - _total(before, name)
 
+        idle, busy = grown("executor_idle_ns"), grown("executor_busy_ns")
         allocated, saved = grown("allocated_slot_steps"), grown("saved_block_steps")
         return cls(
             kv_use=_ratio(grown("live_slot_steps"), allocated),
@@ -49,6 +53,7 @@ class MemoryUse:
                 grown("num_prefix_hit_tokens"), grown("num_prefix_query_tokens")
             ),
             num_steps=grown("num_steps"),
+            executor_idle=_ratio(idle, idle + busy),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -62,7 +67,8 @@ class MemoryUse:
             f"{self.saved_by_sharing:.1%} of blocks saved by sharing, "
             f"{self.num_copied_blocks} copied; prefix hits {self.prefix_hit_rate:.1%}; "
             f"preempted {self.num_recompute_preemptions} by recompute, "
-            f"{self.num_swap_preemptions} by swap; {self.num_steps} steps"
+            f"{self.num_swap_preemptions} by swap; {self.num_steps} steps, "
+            f"executor idle {self.executor_idle:.2%} of their time"
         )
 
 
