@@ -170,8 +170,9 @@ def _read_cubin(asm: dict[str, Any]) -> tuple[Listing, int, int, int]:
 
 def _read_amdgcn(asm: dict[str, Any]) -> tuple[Listing, int, int, int]:
     listing, metadata = parse_amdgcn(asm["amdgcn"]), parse_metadata(asm["amdgcn"])
-    spilled = metadata["vgpr_spill_count"] + metadata["sgpr_spill_count"]
-    return listing, metadata["vgpr_count"], 4 * spilled, metadata["private_segment_fixed_size"]
+    # A scalar register that is parked in a lane of a vector register reaches no memory.
+    spills = max(4 * metadata["vgpr_spill_count"], listing.spill_bytes)
+    return listing, metadata["vgpr_count"], spills, metadata["private_segment_fixed_size"]
 
 
 def _output_of(*command: str) -> str:
