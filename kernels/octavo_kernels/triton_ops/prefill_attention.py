@@ -239,13 +239,9 @@ def _prefill_attention_kernel(
     prefix = context_len - num_queries
     positions = prefix + rows // GROUP
     first_position = prefix + first_row // GROUP
-    end = prefix + last_row // GROUP + 1
-    begin = 0
-    full_begin = 0
-    if WINDOWED:
-        begin = tl.maximum(first_position - window + 1, 0)
-        full_begin = tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS
-    full_end = tl.maximum((first_position + 1) // KEYS * KEYS, full_begin)
+    begin, full_begin, full_end, end = _key_range(
+        first_position, prefix + last_row // GROUP, window, WINDOWED, KEYS
+    )
 
     key_head = key_cache + kv_head * HEAD_DIM
     value_head = value_cache + kv_head * HEAD_DIM
@@ -254,40 +250,14 @@ def _prefill_attention_kernel(
     highest = tl.full([ROWS], _LOWEST, tl.float32)
     total = tl.zeros([ROWS], tl.float32)
     attended = tl.zeros([ROWS, PADDED_DIM], tl.float32)
+    edges = (begin // KEYS * KEYS, full_begin, full_end, end)
     for part in tl.static_range(0 if WINDOWED else 1, 3):
-        if part == 0:
-            start, stop = begin // KEYS * KEYS, tl.minimum(full_begin, end)
-        elif part == 1:
-            start, stop = full_begin, full_end
-        else:
-            start, stop = full_end, end
         highest, total, attended = _attend(
-            highest,
-            total,
-            attended,
-            start,
-            stop,
-            begin,
-            end,
-            q,
-            positions,
-            key_head,
-            value_head,
-            table,
-            first_block,
-            score_factor,
-            cap_factor,
-            window,
-            block_stride,
-            slot_stride,
-            HEAD_DIM,
-            BLOCK_SIZE,
-            WINDOWED,
-            CAPPED,
-            CONTIGUOUS,
-            KEYS,
+            edges[part], edges[part + 1], begin, end, highest, total, attended, q, positions,
+            key_head, value_head, table, first_block, score_factor, cap_factor, window,
+            block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOWED, CAPPED, CONTIGUOUS, KEYS,
             MASKED=part != 1,
-        )
+        )  # fmt: skip
     attended = attended / tl.where(total > 0, total, 1.0)[:, None]
     out_rows = tokens * out_token_stride + heads * out_head_stride
     tl.store(
@@ -296,14 +266,27 @@ def _prefill_attention_kernel(
 
 
 @triton.jit
+def _key_range(first_position, last_position, window, WINDOWED: tl.constexpr, KEYS: tl.constexpr):
+    """Say which keys a tile reads, begin .. end, and which of them all of its rows see."""
+    begin = 0
+    full_begin = 0
+    end = last_position + 1
+    if WINDOWED:
+        begin = tl.maximum(first_position - window + 1, 0)
+        full_begin = tl.cdiv(tl.maximum(end - window, 0), KEYS) * KEYS
+    full_end = tl.maximum((first_position + 1) // KEYS * KEYS, full_begin)
+    return begin, full_begin, full_end, end
+
+
+@triton.jit
 def _attend(
-    highest,
-    total,
-    attended,
     start,
     stop,
     begin,
     end,
+    highest,
+    total,
+    attended,
     q,
     positions,
     key_head,
@@ -323,10 +306,14 @@ def _attend(
     KEYS: tl.constexpr,
     MASKED: tl.constexpr,
 ):
-    """Fold keys start .. stop into the softmax; of these, read begin .. end."""
+    """Fold keys start .. stop into the softmax; of these, read begin .. end.
+
+    `start` is a multiple of KEYS.
+    """
     PADDED_DIM: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     BLOCKS: tl.constexpr = max(KEYS // BLOCK_SIZE, 1)
     dims = tl.arange(0, PADDED_DIM)
+    within_block = tl.arange(0, KEYS) % BLOCK_SIZE * slot_stride
     for first in range(start, stop, KEYS):
         keys = first + tl.arange(0, KEYS)
         places = first // BLOCK_SIZE + tl.arange(0, BLOCKS)
@@ -339,7 +326,9 @@ def _attend(
             blocks = tl.load(table + places)
         # One load for each block, spread over its keys.
         blocks = tl.broadcast_to(blocks.to(tl.int64)[:, None], [BLOCKS, KEYS // BLOCKS])
-        slots = blocks.reshape(KEYS) * block_stride + keys % BLOCK_SIZE * slot_stride
+        slots = blocks.reshape(KEYS) * block_stride + within_block
+        if KEYS < BLOCK_SIZE:
+            slots += first % BLOCK_SIZE * slot_stride
         offsets = slots[:, None] + dims[None, :]
         readable = (dims < HEAD_DIM)[None, :]
         if MASKED:
