@@ -17,6 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from octavo_kernels.checks import check_shape
+
 _MIN_BUCKET_TOKENS = 128
 
 
@@ -369,12 +371,10 @@ def _attend(
 def _check_attention(
     query: Tensor, key_cache: Tensor, value_cache: Tensor, block_tables: Tensor, num_seqs: int
 ) -> None:
-    if key_cache.shape != value_cache.shape or query.shape[2] != key_cache.shape[3]:
-        raise ValueError(
-            f"query {tuple(query.shape)}, key cache {tuple(key_cache.shape)} and value "
-            f"cache {tuple(value_cache.shape)} disagree"
-        )
-    if query.shape[1] % key_cache.shape[2]:
-        raise ValueError(f"{query.shape[1]} heads do not share {key_cache.shape[2]} KV heads")
-    if block_tables.shape[0] != num_seqs:
-        raise ValueError(f"{block_tables.shape[0]} block tables for {num_seqs} sequences")
+    check_shape("key_cache", key_cache, (None, None, None, None))
+    _, _, num_kv_heads, head_dim = key_cache.shape
+    check_shape("value_cache", value_cache, key_cache.shape)
+    check_shape("query", query, (None, None, head_dim))
+    if query.shape[1] % num_kv_heads:
+        raise ValueError(f"query has {query.shape[1]} heads, which do not share {num_kv_heads}")
+    check_shape("block_tables", block_tables, (num_seqs, None))
