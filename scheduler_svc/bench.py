@@ -1,5 +1,7 @@
 """`octavo bench core`: what a steady step costs the scheduler, and how long its plan is.
 
+With --rate the steps come by a clock instead of one after another: bench_paced.py.
+
 The core is driven as the engine drives it, without network: plan a step, translate it to
 its message, apply the result of the oldest step in flight. Results come at once and hold
 one token for every sequence, so that nothing but the scheduler is measured.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 import time
@@ -22,8 +25,8 @@ from scheduler_svc.core.state import CoreConfig
 from scheduler_svc.core.step import StepResult
 from scheduler_svc.translation import plan_to_proto
 
-_BLOCK_SIZE = 16
-_WARM_UP_STEPS = 64
+BLOCK_SIZE = 16
+WARM_UP_STEPS = 64
 _SWEEP_CONTEXTS = (100, 1_000, 10_000, 100_000)
 _METHOD = """\
 A core per executor is filled with sequences that decode for ever. Their contexts differ
@@ -35,6 +38,13 @@ A step is one call of plan, one of apply and one of take_outcome: plan_apply_us 
 time, with garbage collection as it falls. pause_us is the time of name_blocks, which runs
 while the executor computes. plan_bytes is the size of the plan's message. Two steps are in
 flight throughout.
+
+With --rate N every executor makes N steps a second by the clock, and what counts is the
+CPU time of this process as a share of one core, and how many steps were late. That is the
+cores with the encoding of plans and the decoding of results. --wire puts the scheduler's
+own engine and gRPC around them, and simulated executors into another process, whose time
+is not counted. --readers also wakes one reader per sequence at every token, as the public
+API would.
 
 Other load on the machine only adds time: compare the min and p50 of runs, not the p99.
 """
@@ -87,26 +97,49 @@ def main(argv: list[str] | None = None) -> int:
         argv: flags; the process's own if None.
     Returns: exit status.
     """
-    options = _parser().parse_args(sys.argv[1:] if argv is None else argv)
-    contexts = _SWEEP_CONTEXTS if options.sweep else (options.context,)
-    found = []
-    for context in contexts:
-        load = Load(options.running, options.queued, context, options.executors)
-        found.append(measure(load, options.steps, options.seconds / len(contexts)))
-    report = asdict(found[0]) if len(found) == 1 else {"points": [asdict(m) for m in found]}
+    parser = _parser()
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
+    if options.rate is None and options.wire:
+        parser.error("--wire needs --rate")
+    if options.readers and not options.wire:
+        parser.error("--readers needs --wire")
+    if options.rate is not None and (options.sweep or options.queued):
+        parser.error("--rate goes with neither --sweep nor --queued")
+    report, lines = _paced(options) if options.rate is not None else _unpaced(options)
     if options.json == "-":
         sys.stdout.write(json.dumps(report, indent=2) + "\n")
         return 0
     if options.json:
         Path(options.json).write_text(json.dumps(report, indent=2) + "\n", encoding="utf-8")
-    sys.stdout.write("\n".join(_table(found)) + "\n")
+    sys.stdout.write("\n".join(lines) + "\n")
     return 0
+
+
+def _paced(options: argparse.Namespace) -> tuple[dict[str, object], list[str]]:
+    from scheduler_svc import bench_paced
+
+    load = Load(options.running, 0, options.context, options.executors)
+    if options.wire:
+        pace = bench_paced.run_engine(load, options.rate, options.seconds, readers=options.readers)
+    else:
+        pace = bench_paced.pace_cores(load, options.rate, options.seconds)
+    return bench_paced.to_json(pace), pace.table()
+
+
+def _unpaced(options: argparse.Namespace) -> tuple[dict[str, object], list[str]]:
+    contexts = _SWEEP_CONTEXTS if options.sweep else (options.context,)
+    found = []
+    for context in contexts:
+        load = Load(options.running, options.queued, context, options.executors)
+        found.append(measure(load, options.steps, options.seconds / len(contexts)))
+    points = [asdict(each) for each in found]
+    return points[0] if len(points) == 1 else {"points": points}, _table(found)
 
 
 def measure(load: Load, num_steps: int, max_seconds: float) -> Measurement:
     """Drive the cores for `num_steps` steps each, or until the time is over."""
-    cores = [_steady_core(load, num_steps) for _ in range(load.executors)]
-    for _ in range(_WARM_UP_STEPS):
+    cores = [steady_core(load, num_steps) for _ in range(load.executors)]
+    for _ in range(WARM_UP_STEPS):
         for core in cores:
             _step(core)
     samples: list[tuple[float, float, float, int]] = []
@@ -156,15 +189,15 @@ def _result(core: Scheduler) -> StepResult:
     return StepResult(record.step_id, [1] * len(record.sampled))
 
 
-def _steady_core(load: Load, num_steps: int) -> Scheduler:
+def steady_core(load: Load, num_steps: int) -> Scheduler:
     """A core whose rows are all taken by sequences in decode, two steps in flight."""
-    num_tokens = load.context + _BLOCK_SIZE
-    max_tokens = num_steps + _WARM_UP_STEPS + 2 * _BLOCK_SIZE
-    blocks_each = (num_tokens + max_tokens) // _BLOCK_SIZE + 2
+    num_tokens = load.context + BLOCK_SIZE
+    max_tokens = num_steps + WARM_UP_STEPS + 2 * BLOCK_SIZE
+    blocks_each = (num_tokens + max_tokens) // BLOCK_SIZE + 2
     core = Scheduler(
         CoreConfig(
             num_blocks=load.running * blocks_each + 1,
-            block_size=_BLOCK_SIZE,
+            block_size=BLOCK_SIZE,
             max_num_batched_tokens=load.running * num_tokens + 1,
             max_num_seqs=load.running,
             max_queue=load.running + load.queued,
@@ -183,7 +216,7 @@ def _requests(load: Load, max_tokens: int) -> Iterator[Request]:
     sampling = SamplingParams()
     for index in range(load.running + load.queued):
         # The second token tells prompts apart, so that no block is shared.
-        length = load.context + index % _BLOCK_SIZE
+        length = load.context + index % BLOCK_SIZE
         prompt = [1, index + 2, *[3] * max(0, length - 2)]
         yield Request(
             f"r{index}",
@@ -222,6 +255,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--steps", type=_count, default=2_000, metavar="N", help="steps to measure [2000]")
     add("--executors", type=_count, default=1, metavar="N", help="cores, stepped in turn [1]")
     add("--seconds", type=float, default=10.0, metavar="S", help="measure no longer [10]")
+    add("--rate", type=_positive, metavar="STEPS/S", help="pace: steps of each executor [none]")
+    add("--wire", action="store_true", help="with --rate: through engine and gRPC")
+    add("--readers", action="store_true", help="with --wire: also wake a reader per sequence")
     add("--sweep", action="store_true", help=f"contexts {_SWEEP_CONTEXTS}, instead of one")
     add("--json", metavar="FILE|-", help="write JSON; - is stdout, and then nothing else is")
     return parser
@@ -233,6 +269,13 @@ def _count(text: str) -> int:
 
 def _number(text: str) -> int:
     return _at_least(0, text)
+
+
+def _positive(text: str) -> float:
+    value = float(text)
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"must be above 0, got {value:g}")
+    return value
 
 
 def _at_least(low: int, text: str) -> int:

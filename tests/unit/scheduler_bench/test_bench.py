@@ -37,7 +37,7 @@ def test_a_sweep_measures_every_context(capsys, tmp_path, monkeypatch) -> None:
 
 def test_everyone_decodes_and_the_queue_waits() -> None:
     """Each step samples every running sequence, two are in flight, and nobody is let in."""
-    core = bench._steady_core(bench.Load(running=8, queued=5, context=20, executors=1), 40)
+    core = bench.steady_core(bench.Load(running=8, queued=5, context=20, executors=1), 40)
     for _ in range(40):
         bench._step(core)
         assert len(core.state.decode_set.members) == 8
@@ -48,7 +48,7 @@ def test_everyone_decodes_and_the_queue_waits() -> None:
 
 def test_blocks_are_needed_evenly() -> None:
     """One in sixteen sequences at every step, not all of them every sixteenth step."""
-    core = bench._steady_core(bench.Load(running=32, queued=0, context=20, executors=1), 40)
+    core = bench.steady_core(bench.Load(running=32, queued=0, context=20, executors=1), 40)
     needed = []
     for _ in range(32):
         plan = core.plan(1.0)
