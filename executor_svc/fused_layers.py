@@ -6,7 +6,7 @@ in its place a module that does the same in four products and four compiled pass
 
     qkv   = norm(x) @ [q | k | v]        one product
             rotate q and k in place
-    x    += attention(q, k, v) @ o       added by the product itself
+    x    += attention(q, k, v) @ o       added on the way through the next norm
     x    += (silu(gate) * up) @ down     where [gate | up] = norm(x) @ one weight
 
 Only classes whose arithmetic is known here are replaced; every other model keeps
@@ -109,8 +109,8 @@ class FusedLayer(nn.Module):
             (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1
         )
         attended = octavo_step.attend(self.call, query, key, value)
-        self.output.add_to(x, attended.flatten(1))
-        self.down.add_to(x, silu_mul(self.gate_up(self.mlp_norm(x))))
+        normed = self.mlp_norm(x, delta=self.output(attended.flatten(1)))
+        x += self.down(silu_mul(self.gate_up(normed)))
         return hidden_states
 
 
@@ -122,8 +122,10 @@ class _Norm(nn.Module):
         self.weight = norm.weight
         self.epsilon: float = norm.variance_epsilon
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x.flatten(0, -2), self.weight, self.epsilon).view_as(x)
+    def forward(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
+        """Return: x's norm; `delta` is added to x first, in place."""
+        rows = x.flatten(0, -2)
+        return rms_norm(rows, self.weight, self.epsilon, delta=delta).view_as(x)
 
 
 class _RotaryTable(nn.Module):
