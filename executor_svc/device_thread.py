@@ -162,6 +162,7 @@ class DeviceThread:
             elif isinstance(job, _Claim):
                 engine.reset()
                 self._last_step_id = 0
+                self._last_done_ns = time.perf_counter_ns()
                 job.answer.set_result(None)
             else:
                 job.answer.set_result(Audit(self._epoch, self._last_step_id, engine.audit()))
@@ -170,7 +171,6 @@ class DeviceThread:
             raise
         finally:
             self.num_rows = engine.num_rows
-            self._last_done_ns = time.perf_counter_ns()
             self._busy_since_ns = None
 
     def _step(self, engine: Engine, job: _Step, begin: int) -> None:
@@ -178,13 +178,15 @@ class DeviceThread:
             job.answer.set_exception(StaleEpoch(f"epoch {self._epoch} was claimed meanwhile"))
             return
         outcome = engine.run(job.plan)
+        # To hand the result over wakes another thread: that is time the device idles.
+        idle_since_ns, self._last_done_ns = self._last_done_ns, time.perf_counter_ns()
         self._last_step_id = job.plan.step_id
         # Either the plan waited for the device or the device for the plan.
-        waited = job.submitted_ns < self._last_done_ns
+        waited = job.submitted_ns < idle_since_ns
         timings = replace(
             outcome.timings,
             queue_ns=begin - job.submitted_ns if waited else 0,
-            idle_ns=begin - self._last_done_ns,
+            idle_ns=begin - idle_since_ns,
         )
         job.answer.set_result(replace(outcome, timings=timings))
 
