@@ -98,6 +98,10 @@ class ExecutorConfig(BaseSettings):
         True,
         description="On a CPU, run the layers of known models as fewer, larger products.",
     )
+    cuda_graphs: bool = Field(
+        True,
+        description="On a GPU, replay steps of decodes alone from CUDA graphs, recorded at start.",
+    )
     block_size: Annotated[int, Field(ge=8, le=128)] = Field(
         16, description="Tokens of a KV block, 8 to 128."
     )

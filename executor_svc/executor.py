@@ -109,7 +109,13 @@ class Executor:
             vocab_size=loaded.vocab_size,
             max_num_batched_tokens=config.max_num_batched_tokens,
         )
-        runner = ModelRunner(loaded, pool, choose_attention(config.attention, pool))
+        attention = choose_attention(config.attention, pool)
+        graphs = None
+        if config.cuda_graphs and attention.name == "triton":
+            from executor_svc.cuda_graphs import CudaRecorder, record_decodes  # need Triton
+
+            graphs = record_decodes(loaded, pool, limits, CudaRecorder(loaded.device))
+        runner = ModelRunner(loaded, pool, attention, graphs)
         description = _describe(config, identity, loaded, runner, limits)
         kv_check = KvCheck(limits) if config.kv_check else None
         return cls(RowTable(limits), runner, description, kv_check)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from executor_svc.attention_choice import Attention
@@ -10,6 +12,9 @@ from executor_svc.model_loader import LoadedModel, forward
 from executor_svc.plan import Plan
 from executor_svc.pool import KvPool
 
+if TYPE_CHECKING:  # needs Triton
+    from executor_svc.cuda_graphs import DecodeGraphs
+
 
 class ModelRunner:
     """Runs steps on one device.
@@ -17,9 +22,24 @@ class ModelRunner:
     Not safe to share between threads: one thread owns the device.
     """
 
-    def __init__(self, loaded: LoadedModel, pool: KvPool, attention: Attention) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        pool: KvPool,
+        attention: Attention,
+        graphs: DecodeGraphs | None = None,
+    ) -> None:
+        """Take a model and its pool.
+
+        Args:
+            loaded: the model.
+            pool: on the model's device.
+            attention: serves the pool.
+            graphs: of this model over this pool, for the steps that they serve.
+        """
         self._loaded = loaded
         self._attention = attention
+        self._graphs = graphs
         self.pool = pool
 
     @property
@@ -40,8 +60,11 @@ class ModelRunner:
     def forward(self, batch: StepBatch) -> torch.Tensor:
         """Compute the batch's tokens, writing their K/V to the pool.
 
-        Returns: [num_kept, vocab_size] logits of `batch.kept_tokens`.
+        Returns: [num_kept, vocab_size] logits of `batch.kept_tokens`, which may be
+            overwritten by the next call.
         """
+        if self._graphs is not None and self._graphs.serves(batch):
+            return self._graphs.forward(batch)
         device = self._loaded.device
         return forward(
             self._loaded,

@@ -7,6 +7,7 @@ waits for; after it no layer asks the device anything, so the host runs ahead of
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -48,20 +49,19 @@ class TritonStep:
         """
         decodes = self._num_decodes = batch.num_decodes
         self._pool = pool
-        self._scratch = scratch
         lengths, starts = batch.context_lens, batch.chunk_starts - decodes
         tables = _widen(batch.block_tables)
         # Known here, so that no kernel's launch need ask the device for them.
-        self._longest_decode = int(lengths[:decodes].max(initial=0))
+        longest_decode = int(lengths[:decodes].max(initial=0))
         self._longest_chunk = int(np.diff(starts).max(initial=0))
         (
             self._slots,
-            self._decode_tables,
-            self._decode_lens,
+            decode_tables,
+            decode_lens,
             self._chunk_tables,
             self._chunk_lens,
             self._chunk_starts,
-        ) = _send(
+        ) = send(
             [
                 batch.slots,
                 tables[:decodes],
@@ -72,6 +72,7 @@ class TritonStep:
             ],
             device,
         )
+        self._decodes = _Decodes(decode_tables, decode_lens, longest_decode, scratch)
 
     def attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write the step's K/V of this layer, then attend every token to its context."""
@@ -82,19 +83,7 @@ class TritonStep:
         out = torch.empty_like(query)
         decodes = self._num_decodes
         if decodes:
-            paged_attention(
-                query[:decodes],
-                keys,
-                values,
-                self._decode_tables,
-                self._decode_lens,
-                scale=call.scale,
-                sliding_window=call.sliding_window,
-                softcap=call.softcap,
-                out=out[:decodes],
-                max_context_len=self._longest_decode,
-                scratch=self._scratch,
-            )
+            self._decodes.attend(call, keys, values, query[:decodes], out[:decodes])
         if self._longest_chunk:
             prefill_attention(
                 query[decodes:],
@@ -112,6 +101,74 @@ class TritonStep:
         return out
 
 
+class DecodeStep:
+    """A step of decodes alone over tensors that stay where they are, for a CUDA graph.
+
+    Nothing is laid out, sent or looked at here: what the tensors hold may change between
+    two replays, where they are and how large may not.
+    """
+
+    def __init__(
+        self,
+        pool: KvPool,
+        scratch: Scratch,
+        *,
+        slots: Tensor,
+        tables: Tensor,
+        lengths: Tensor,
+        longest: int,
+    ) -> None:
+        """Take the step's tensors, all on the pool's device.
+
+        Args:
+            pool: where K/V stand.
+            scratch: large enough already, or it grows while the graph is recorded.
+            slots: [num_rows] int64, -1 for a row that only fills the batch up.
+            tables: [num_rows, max_blocks] int32.
+            lengths: [num_rows] int32, 0 for a row that only fills the batch up.
+            longest: upper bound of what `lengths` will ever hold, in tokens.
+        """
+        self._pool = pool
+        self._slots = slots
+        self._decodes = _Decodes(tables, lengths, longest, scratch)
+
+    def attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Write the step's K/V of this layer, then attend every token to its context."""
+        keys, values = self._pool.keys[call.layer], self._pool.values[call.layer]
+        reshape_and_cache(key, value, keys, values, self._slots)
+        query = query.contiguous()
+        out = torch.empty_like(query)
+        self._decodes.attend(call, keys, values, query, out)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Decodes:
+    """The rows of a step that decode, or would if they were not filling it up."""
+
+    tables: Tensor
+    lengths: Tensor
+    longest: int
+    scratch: Scratch
+
+    def attend(
+        self, call: AttentionCall, keys: Tensor, values: Tensor, query: Tensor, out: Tensor
+    ) -> None:
+        paged_attention(
+            query,
+            keys,
+            values,
+            self.tables,
+            self.lengths,
+            scale=call.scale,
+            sliding_window=call.sliding_window,
+            softcap=call.softcap,
+            out=out,
+            max_context_len=self.longest,
+            scratch=self.scratch,
+        )
+
+
 def _widen(tables: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     """Pad rows to whole columns, so that every row, and every table, is aligned."""
     num_seqs, num_blocks = tables.shape
@@ -120,8 +177,8 @@ def _widen(tables: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     return wide
 
 
-def _send(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[Tensor]:
-    """Copy arrays to the device in one piece, each one aligned, without waiting for it."""
+def send(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[Tensor]:
+    """Copy int32 and int64 arrays to the device in one piece, each aligned, without waiting."""
     ends = np.cumsum([-(-array.nbytes // _ALIGNMENT_BYTES) for array in arrays]) * _ALIGNMENT_BYTES
     staging = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
     places = [0, *ends[:-1].tolist()]
