@@ -66,9 +66,8 @@ def prefill_tiles(arch: str, head_dim: int, itemsize: int, num_rows: int) -> Pre
     if itemsize > 2:
         most, keys, num_warps, num_stages = 16, 16 if wide else 32, 8, 2
     elif arch in _WARP_GROUP_ARCHS:
-        most, keys, num_warps = 128, 32 if wide else 64, 8
-        # Short rows: a deeper pipeline of the table shows beside so few bytes.
-        num_stages = 2 if head_dim <= 64 else 3
+        # A third stage would fetch the table further ahead, for up to 6% more instructions.
+        most, keys, num_warps, num_stages = 128, 32 if wide else 64, 8, 2
     else:
         most, keys, num_warps = 64 if wide else 128, 64 if head_dim <= 64 else 32, 8
         num_stages = 3 if arch.startswith("sm_") and not wide else 2
@@ -168,11 +167,11 @@ def prefill_attention(
         *query.stride()[:2],
         *out.stride()[:2],
         key_cache.stride(0),
-        key_cache.stride(1),
         block_tables.stride(0),
         HEAD_DIM=head_dim,
         GROUP=num_heads // num_kv_heads,
         BLOCK_SIZE=key_cache.shape[1],
+        SLOT_STRIDE=key_cache.stride(1),
         WINDOWED=sliding_window is not None,
         CAPPED=softcap is not None,
         CONTIGUOUS=contiguous,
@@ -205,11 +204,11 @@ def _prefill_attention_kernel(
     out_token_stride,
     out_head_stride,
     block_stride,
-    slot_stride,
     table_stride,
     HEAD_DIM: tl.constexpr,
     GROUP: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     CONTIGUOUS: tl.constexpr,
@@ -255,7 +254,7 @@ def _prefill_attention_kernel(
         highest, total, attended = _attend(
             edges[part], edges[part + 1], begin, end, highest, total, attended, q, positions,
             key_head, value_head, table, first_block, score_factor, cap_factor, window,
-            block_stride, slot_stride, HEAD_DIM, BLOCK_SIZE, WINDOWED, CAPPED, CONTIGUOUS, KEYS,
+            block_stride, HEAD_DIM, BLOCK_SIZE, SLOT_STRIDE, WINDOWED, CAPPED, CONTIGUOUS, KEYS,
             MASKED=part != 1,
         )  # fmt: skip
     attended = attended / tl.where(total > 0, total, 1.0)[:, None]
@@ -297,9 +296,9 @@ def _attend(
     cap_factor,
     window,
     block_stride,
-    slot_stride,
     HEAD_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
+    SLOT_STRIDE: tl.constexpr,
     WINDOWED: tl.constexpr,
     CAPPED: tl.constexpr,
     CONTIGUOUS: tl.constexpr,
@@ -313,7 +312,7 @@ def _attend(
     PADDED_DIM: tl.constexpr = max(16, triton.next_power_of_2(HEAD_DIM))
     BLOCKS: tl.constexpr = max(KEYS // BLOCK_SIZE, 1)
     dims = tl.arange(0, PADDED_DIM)
-    within_block = tl.arange(0, KEYS) % BLOCK_SIZE * slot_stride
+    within_block = tl.arange(0, KEYS) % BLOCK_SIZE * SLOT_STRIDE
     for first in range(start, stop, KEYS):
         keys = first + tl.arange(0, KEYS)
         places = first // BLOCK_SIZE + tl.arange(0, BLOCKS)
@@ -328,7 +327,7 @@ def _attend(
         blocks = tl.broadcast_to(blocks.to(tl.int64)[:, None], [BLOCKS, KEYS // BLOCKS])
         slots = blocks.reshape(KEYS) * block_stride + within_block
         if KEYS < BLOCK_SIZE:
-            slots += first % BLOCK_SIZE * slot_stride
+            slots += first % BLOCK_SIZE * SLOT_STRIDE
         offsets = slots[:, None] + dims[None, :]
         readable = (dims < HEAD_DIM)[None, :]
         if MASKED:
