@@ -135,7 +135,9 @@ class ExecutorConfig(BaseSettings):
         description="Sanitizer: tag every KV slot with what stands in it, check every read, "
         "and fail a step that would read another sequence's, naming both.",
     )
-    num_threads: Annotated[int, Field(ge=0)] = Field(0, description="CPU threads of a step.")
+    num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
+        0, description="CPU threads of a step."
+    )
     step_deadline_seconds: Annotated[float, Field(gt=0)] = Field(
         60.0, description="Seconds after which a step counts as hung and health says so."
     )

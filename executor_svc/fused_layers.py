@@ -42,6 +42,10 @@ def fuse(model: PreTrainedModel) -> bool:
     layers = getattr(body, "layers", None)
     if not isinstance(layers, nn.ModuleList) or not all(map(_is_known, layers)):
         return False
+    rotated = 2 * body.rotary_emb.inv_freq.numel()
+    heads: list[Any] = list(layers)
+    if any(layer.self_attn.head_dim != rotated for layer in heads):
+        return False  # only a part of each head is rotated
     try:
         rms_norm(torch.ones(1, WIDTH_MULTIPLE), torch.ones(WIDTH_MULTIPLE), 1e-6)
     except KernelsUnavailable:

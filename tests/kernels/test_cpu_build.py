@@ -132,7 +132,8 @@ def test_the_compiled_kernels_are_the_default_on_a_cpu() -> None:
     [
         (None, "no C compiler"),
         ("echo 'x.c:1: error: no such thing' >&2; exit 3", "no such thing"),
-        ("exit 0", "cannot write"),
+        ("printf '/usr/bin/ld: cannot find -lm\\n' >&2; exit 1", "cannot find -lm"),
+        ("exit 0", "wrote nothing"),
     ],
 )
 def test_without_a_working_compiler_the_reference_serves(
@@ -164,7 +165,45 @@ def test_a_library_of_other_sources_is_refused(
     with pytest.raises(KernelsUnavailable, match="other sources"):
         library.__wrapped__()
     fresh_library.setenv("OCTAVO_CPU_KERNELS", __file__)
-    with pytest.raises(KernelsUnavailable, match="cannot load"):
+    with pytest.raises(KernelsUnavailable, match="not a whole library"):
+        library.__wrapped__()
+
+
+def test_a_given_library_that_was_cut_is_refused(
+    fresh_library: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The loader would map it, and the process would die of it; a relative path is fine."""
+    build.compile_library(build.find_compiler(), tmp_path / "whole.so")
+    whole = (tmp_path / "whole.so").read_bytes()
+    (tmp_path / "cut.so").write_bytes(whole[:30_000])
+    (tmp_path / "zeroed.so").write_bytes(whole[:20_000] + bytes(9_000) + whole[29_000:])
+    fresh_library.chdir(tmp_path)
+    for name in ("./cut.so", "zeroed.so"):
+        fresh_library.setenv("OCTAVO_CPU_KERNELS", name)
+        with pytest.raises(KernelsUnavailable, match="not a whole library"):
+            library.__wrapped__()
+    fresh_library.setenv("OCTAVO_CPU_KERNELS", "./whole.so")
+    assert library.__wrapped__().octavo_supported()
+
+
+def test_a_compiler_with_flags_and_an_accent(
+    fresh_library: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """CC may hold flags; what the compiler says need not be UTF-8."""
+    compiler = compiler_that(tmp_path, "printf 'd\\351j\\340 vu' >&2; exec cc \"$@\"")
+    fresh_library.setenv("CC", f"{compiler} -DNOTHING")
+    assert library.__wrapped__().octavo_supported()
+
+
+def test_without_a_home_there_is_no_cache(fresh_library: pytest.MonkeyPatch) -> None:
+    """As under a user id of a container's own; it is said, not raised as something else."""
+
+    def nobody() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    fresh_library.delenv("XDG_CACHE_HOME")
+    fresh_library.setattr(Path, "home", nobody)
+    with pytest.raises(KernelsUnavailable, match="no folder"):
         library.__wrapped__()
 
 

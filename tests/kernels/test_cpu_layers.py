@@ -92,3 +92,14 @@ def test_what_does_not_fit_is_named() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_rows_of_odd_shapes_are_named() -> None:
+    """Where a part would be left out without a word."""
+    for call, message in (
+        (lambda: silu_mul(torch.ones(4, 65)), "two halves"),
+        (lambda: rms_norm(torch.ones(2, 2, 64), torch.ones(64), 1e-5), "x "),
+        (lambda: rotate_(torch.ones(4, 64), torch.ones(4, 64), -1), "room for -1 heads"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

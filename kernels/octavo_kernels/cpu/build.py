@@ -14,6 +14,7 @@ import argparse
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -64,7 +65,7 @@ def is_intact(path: Path) -> bool:
     return hashlib.sha256(content[:-_DIGEST_BYTES]).digest() == content[-_DIGEST_BYTES:]
 
 
-def compile_library(compiler: str, path: Path, march: str = "native") -> None:
+def compile_library(compiler: list[str], path: Path, march: str = "native") -> None:
     """Compile to `path`, which appears complete or not at all.
 
     Raises:
@@ -76,10 +77,12 @@ def compile_library(compiler: str, path: Path, march: str = "native") -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             built = Path(folder) / path.name
-            command = [compiler, *_FLAGS, *_LIBRARY_FLAGS, f"{machine}={march}"]
+            command = [*compiler, *_FLAGS, *_LIBRARY_FLAGS, f"{machine}={march}"]
             command += [f'-DOCTAVO_SOURCES="{sources_digest()}"', "-o", str(built)]
             command += [str(source) for source in sorted(_SOURCES.glob("*.c"))]
             _run([*command, "-lm"])
+            if not built.exists():
+                raise KernelsUnavailable(f"{compiler[0]} ended well and wrote nothing")
             # The loader ignores what follows an ELF file's sections.
             content = built.read_bytes()
             built.write_bytes(content + hashlib.sha256(content).digest())
@@ -88,27 +91,34 @@ def compile_library(compiler: str, path: Path, march: str = "native") -> None:
         raise KernelsUnavailable(f"cannot write {path}: {error.strerror or error}") from error
 
 
-def find_compiler() -> str:
-    """The C compiler: `CC`, or the first of cc, gcc and clang.
+def find_compiler() -> list[str]:
+    """The C compiler: `CC`, flags and all, or the first of cc, gcc and clang.
 
     Raises:
         KernelsUnavailable: if there is none.
     """
-    names = [os.environ["CC"]] if os.environ.get("CC") else ["cc", "gcc", "clang"]
+    wanted = shlex.split(os.environ.get("CC", ""))
+    names = wanted[:1] or ["cc", "gcc", "clang"]
     for name in names:
         if found := shutil.which(name):
-            return found
+            return [found, *wanted[1:]]
     raise KernelsUnavailable(f"no C compiler ({', '.join(names)}) is on the PATH")
 
 
-def _version(compiler: str) -> str:
-    return f"{compiler}\0{_run([compiler, '--version'])}"
+def _version(compiler: list[str]) -> str:
+    return "\0".join([*compiler, _run([*compiler, "--version"])])
 
 
 def _run(command: list[str]) -> str:
     try:
         done = subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT_SECONDS, check=False
+            command,
+            env={**os.environ, "LC_ALL": "C"},
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=_TIMEOUT_SECONDS,
+            check=False,
         )
     except subprocess.TimeoutExpired as error:
         raise KernelsUnavailable(
@@ -117,8 +127,9 @@ def _run(command: list[str]) -> str:
     except OSError as error:
         raise KernelsUnavailable(f"{command[0]}: {error.strerror}") from error
     if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if "error" in line] or ["no message"]
-        raise KernelsUnavailable(f"{command[0]} failed ({done.returncode}): {lines[0].strip()}")
+        said = done.stderr.strip().splitlines() or ["no message"]
+        reasons = [line for line in said if "error" in line] or said[-1:]
+        raise KernelsUnavailable(f"{command[0]} failed ({done.returncode}): {reasons[0].strip()}")
     return done.stdout
 
 
@@ -134,7 +145,10 @@ def _cpu() -> str:
 
 def _cache_folder() -> Path:
     root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "octavo" / "kernels"
+    try:
+        return (Path(root) if root else Path.home() / ".cache") / "octavo" / "kernels"
+    except RuntimeError as error:  # a user id without an entry, and no HOME
+        raise KernelsUnavailable(f"no folder for compiled kernels: {error}") from error
 
 
 def main(argv: list[str] | None = None) -> int:

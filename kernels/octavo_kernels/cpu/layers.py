@@ -51,6 +51,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float, *, delta: Tensor | None 
         KernelsUnavailable: if the compiled kernels cannot be had here.
     Source: Root Mean Square Layer Normalization (Zhang and Sennrich, 2019).
     """
+    check_shape("x", x, (None, None))
     num_rows, width = x.shape
     check_shape("weight", weight, (width,))
     out = torch.empty((num_rows, width), dtype=x.dtype)
@@ -77,6 +78,8 @@ def silu_mul(gate_up: Tensor) -> Tensor:
     """
     num_rows, twice = gate_up.shape
     width = twice // 2
+    if twice % 2:
+        raise ValueError(f"gate_up {tuple(gate_up.shape)} has no two halves")
     out = torch.empty((num_rows, width), dtype=gate_up.dtype)
     gates = gate_up.data_ptr()
     rows = _Rows(x=gates, y=gates + width * gate_up.element_size(), out=out.data_ptr())
@@ -102,7 +105,7 @@ def rotate_(x: Tensor, table: Tensor, num_heads: int) -> None:
     """
     num_tokens, head_dim = table.shape
     check_shape("table", table, (len(x), None))
-    if x.shape[1] < num_heads * head_dim:
+    if num_heads < 0 or x.shape[1] < num_heads * head_dim:
         raise ValueError(f"x {tuple(x.shape)} has no room for {num_heads} heads of {head_dim}")
     rows = _Rows(x=x.data_ptr(), y=table.data_ptr(), x_stride=x.stride(0))
     rows.y_stride, rows.num_rows, rows.width = table.stride(0), num_tokens, head_dim

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import torch  # noqa: F401  its OpenMP runtime must be there before the kernels are
 
-from octavo_kernels.cpu.build import KernelsUnavailable, cached_library, sources_digest
+from octavo_kernels.cpu.build import (
+    KernelsUnavailable,
+    cached_library,
+    is_intact,
+    sources_digest,
+)
 
 _OPENMP = re.compile(r"/lib(gomp|iomp5|omp)\b[^/]*$")
 
@@ -60,9 +65,12 @@ def library() -> ctypes.CDLL:
         KernelsUnavailable: if they cannot be compiled, or not be used here.
     """
     given = os.environ.get("OCTAVO_CPU_KERNELS")
-    path = Path(given) if given else cached_library()
-    _share_openmp()
+    path = Path(given).expanduser().absolute() if given else cached_library()
+    # The loader would map what is missing of a file, and the process would die of it.
+    if given and not is_intact(path):
+        raise KernelsUnavailable(f"{path} is not a whole library that build.py has made")
     try:
+        _share_openmp()
         loaded = ctypes.CDLL(str(path))
     except OSError as error:
         raise KernelsUnavailable(f"cannot load the compiled kernels: {error}") from error

@@ -20,6 +20,8 @@ from octavo_kernels.cpu.library import AttentionArguments, WriteArguments, libra
 
 Ints = npt.NDArray[np.int32]
 
+_LONGEST = 2**31 - 1
+
 DTYPES = (torch.bfloat16, torch.float32)
 MAX_HEAD_DIM = 256
 _HEAD_DIM_STEP = 16
@@ -258,7 +260,8 @@ def plan_prefill(
     """
     call, lengths = _arguments(block_tables, context_lens, key_cache, num_heads, sliding_window)
     check_shape("query_starts", query_starts, (len(lengths) + 1,))
-    starts = query_starts.numpy().astype(np.int32)
+    check_dtype("query_starts", query_starts, torch.int32, torch.int64)
+    starts = query_starts.numpy()
     num_queries = np.diff(starts)
     if starts[0] or (num_queries < 0).any() or (num_queries > lengths).any():
         raise ValueError(
@@ -283,7 +286,7 @@ def plan_prefill(
     seen = np.minimum(ends, sliding_window + here) if sliding_window else ends
     items = items[np.argsort(-here * seen, kind="stable")]
     call.num_items, call.tile_queries = len(items), tile
-    _keep(plan, items=items, query_starts=starts)
+    _keep(plan, items=items, query_starts=starts.astype(np.int32))
     return plan
 
 
@@ -305,9 +308,10 @@ def _arguments(
     _, block_size, num_kv_heads, head_dim = key_cache.shape
     if reason := why_unsupported(head_dim, key_cache.dtype):
         raise ValueError(f"key_cache: {reason}")
-    if num_heads < 1 or num_heads % num_kv_heads:
+    if num_heads < 1 or num_kv_heads < 1 or num_heads % num_kv_heads:
         raise ValueError(f"num_heads {num_heads} do not share {num_kv_heads} KV heads")
-    lengths = context_lens.numpy().astype(np.int32)
+    check_dtype("context_lens", context_lens, torch.int32, torch.int64)
+    lengths = context_lens.numpy()
     room = block_tables.shape[1] * block_size
     if (lengths < 0).any() or (lengths > room).any():
         raise ValueError(f"context_lens are not all in [0, {room}], the room of block_tables")
@@ -318,11 +322,11 @@ def _arguments(
         block_size=block_size,
         is_bf16=key_cache.dtype == torch.bfloat16,
         num_threads=torch.get_num_threads(),
-        sliding_window=sliding_window or 0,
+        sliding_window=min(sliding_window or 0, _LONGEST),
         tables=block_tables.data_ptr(),
         table_stride=block_tables.stride(0),
     )
-    return call, lengths
+    return call, lengths.astype(np.int32)
 
 
 def _keep(plan: AttentionPlan, *tensors: Tensor, **arrays: npt.NDArray[Any]) -> None:

@@ -53,6 +53,15 @@ UNKNOWN = {
     "another class": Gemma2Config(**SHAPE),
     "another activation": LlamaConfig(**SHAPE, hidden_act="gelu"),
     "an odd width": LlamaConfig(**(SHAPE | {"intermediate_size": 200})),
+    "heads rotated in part": LlamaConfig(
+        **(SHAPE | {"head_dim": 128}),
+        rope_parameters={
+            "rope_type": "linear",
+            "rope_theta": 1e4,
+            "factor": 2.0,
+            "partial_rotary_factor": 0.5,
+        },
+    ),
     "narrow heads": LlamaConfig(**(SHAPE | {"head_dim": 32})),
 }
 LIMITS = Limits(

@@ -224,7 +224,7 @@ def _report(
 
     from octavo_client.bench.compare_table import plot, print_table, to_json
 
-    title = f"{num_requests} requests, {options['rounds']} rounds"
+    title = f"{num_requests} requests, {options['rounds']} round(s)"
     title += f"; x is the ratio to {comparison.names[0]}" if len(comparison.names) > 1 else ""
     console = Console(stderr=options["json_file"] == "-")
     if not console.is_terminal:

@@ -126,6 +126,7 @@ async def _run(client: AsyncClient, max_tokens: int, console: Console, picture: 
                             **_source(prompt, chat=model.has_chat_template),
                             **params,
                         }
+                        arguments["max_tokens"] = min(max_tokens, arguments["max_tokens"])
                         group.create_task(_stream(client, stream, arguments, view))
                 state.seconds = time.monotonic() - begin
         finally:

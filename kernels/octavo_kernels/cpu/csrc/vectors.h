@@ -113,7 +113,7 @@ INLINE vf exp2_negative(vf x) {
     p = p * f + 0.6931472029f;
     p = p * f + 1.0f;
     vi power = ((vi)shifted << 23) + (vi)p; /* adds the integer to p's exponent */
-    return (vf)(~underflow & power);
+    return choose(x != x, x, (vf)(~underflow & power));
 }
 
 #define LOG2_E 1.44269504088896341f
