@@ -35,7 +35,7 @@ serve: setup ## Serve the default model until Ctrl-C
 
 .PHONY: test
 test: setup ## Run the tests that need no GPU, in their short forms
-	@$(PY) -m pytest -m 'not gpu and not slow' $(ARGS)
+	@bash scripts/run_tests.sh $(ARGS)
 
 .PHONY: test-all
 test-all: setup ## Run the tests that need no GPU, in their long forms too
