@@ -27,6 +27,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         intermediate_size=16,
         num_hidden_layers=1,
         num_attention_heads=2,
+        head_dim=16,
         max_position_embeddings=128,
     )
     path = tmp_path_factory.mktemp("model")
