@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from octavo_kernels.cpu.build import KernelsUnavailable
 from octavo_kernels.cpu.layers import WIDTH_MULTIPLE, rms_norm, rotate_, silu_mul
+from octavo_kernels.cpu.library import library
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
@@ -47,7 +48,7 @@ def fuse(model: PreTrainedModel) -> bool:
     if any(layer.self_attn.head_dim != rotated for layer in heads):
         return False  # only a part of each head is rotated
     try:
-        rms_norm(torch.ones(1, WIDTH_MULTIPLE), torch.ones(WIDTH_MULTIPLE), 1e-6)
+        library()
     except KernelsUnavailable:
         return False
     for index, layer in enumerate(layers):
