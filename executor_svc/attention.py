@@ -28,6 +28,7 @@ from transformers import AttentionInterface
 from executor_svc.batch import StepBatch
 from executor_svc.errors import UnsupportedModel
 from executor_svc.pool import KvPool, KvShape
+from executor_svc.transfer import to_device
 
 ATTENTION_NAME = "octavo_paged"
 STEP_ARGUMENT = "octavo_step"
@@ -168,8 +169,8 @@ class ReferenceStep:
     def __init__(self, pool: KvPool, batch: StepBatch, device: torch.device) -> None:
         self._pool = pool
         self._batch = batch
-        self._slots = torch.from_numpy(batch.slots).to(device)
-        self._tables = torch.from_numpy(batch.block_tables).to(device)
+        self._slots = to_device(batch.slots, device)
+        self._tables = to_device(batch.block_tables, device)
         self._chunk_starts: list[int] = batch.chunk_starts.tolist()
         self._layouts: dict[int | None, tuple[list[ContextBucket], list[ChunkContext]]] = {}
 

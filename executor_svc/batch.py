@@ -39,6 +39,8 @@ class StepBatch:
 
     token_ids: Ints
     """[T]"""
+    token_rows: Ints
+    """[T] row of each token."""
     positions: Ints
     """[T] position of each token in its sequence."""
     slots: Ints
@@ -106,6 +108,7 @@ def build_batch(rows: RowTable, plan: Plan) -> StepBatch:
     )
     return StepBatch(
         token_ids=rows.tokens[token_rows, positions].astype(np.int64),
+        token_rows=token_rows,
         positions=positions,
         slots=slots,
         num_decodes=len(decode),

@@ -32,11 +32,13 @@ from torch import Tensor
 
 from executor_svc.batch import StepBatch
 from executor_svc.capture_guard import CaptureGuard
+from executor_svc.drawn import Feed
 from executor_svc.logs import get_logger
 from executor_svc.model_loader import LoadedModel, forward, one_line
 from executor_svc.pool import KvPool
 from executor_svc.rows import Limits
-from executor_svc.triton_attention import DecodeStep, send
+from executor_svc.transfer import send
+from executor_svc.triton_attention import DecodeStep
 
 _log = get_logger(__name__)
 
@@ -149,14 +151,19 @@ class DecodeGraphs:
         return batch.num_tokens == batch.num_decodes <= self.batch_sizes[-1]
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> Tensor:
+    def forward(self, batch: StepBatch, feed: Feed | None = None) -> Tensor:
         """Compute the tokens of a batch that it serves, writing their K/V to the pool.
 
+        Args:
+            batch: the step.
+            feed: its tokens that only the device knows.
         Returns: [num_decodes, vocab_size] logits, which the next call overwrites: every
             decode draws, so they are those of `batch.kept_tokens`.
         """
         size = self.batch_sizes[bisect_left(self.batch_sizes, batch.num_decodes)]
         self._fill(batch, size)
+        if feed is not None:
+            feed.put_into(self._tokens[0])
         self._replays[size]()
         return self._logits[: batch.num_decodes]
 

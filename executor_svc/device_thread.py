@@ -3,6 +3,15 @@
 Work goes in by a bounded queue and comes back as futures. The thread loads the model,
 then runs jobs in order until it is told to stop, or dies; who waits on `died` ends the
 process, so that the orchestrator starts a new one.
+
+A GPU computes a step after it was launched. Meanwhile the thread lays out and launches the
+next one, if it is here, so that the GPU goes from one to the other without a pause:
+
+    thread   launch 1 | launch 2 | collect 1, answer | launch 3 | collect 2, answer | ...
+    device            | ------- 1 ------- | ------- 2 ------- | ------- 3 ------- | ...
+
+At most one step is on the device when another one is launched. On a CPU the thread itself
+computes, a step is done once it is launched, and is answered at once.
 """
 
 from __future__ import annotations
@@ -14,12 +23,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 from executor_svc.errors import DeviceLost, StaleEpoch, StartupError
 from executor_svc.plan import Description, Outcome, Plan, RowDigest
 
 _MAX_JOBS = 64
+_POLL_SECONDS = 1e-4
+"""How often to ask a GPU whether it is done, while no job comes."""
 
 
 class Engine(Protocol):
@@ -34,8 +45,14 @@ class Engine(Protocol):
     def reset(self) -> None:
         """Forget every row and any failure."""
 
-    def run(self, plan: Plan) -> Outcome:
-        """Carry out one step."""
+    def launch(self, plan: Plan) -> Any:
+        """Give the device one step."""
+
+    def is_done(self, launched: Any) -> bool:
+        """Whether the device is through with it."""
+
+    def collect(self, launched: Any) -> Outcome:
+        """Wait for the device, and answer."""
 
     def audit(self) -> list[RowDigest]:
         """Digest of every row."""
@@ -68,6 +85,16 @@ class _AuditJob:
     answer: Future[Audit]
 
 
+@dataclass(frozen=True, slots=True)
+class _OnDevice:
+    """A step that was launched and is not answered yet."""
+
+    job: _Step
+    launched: Any
+    queue_ns: int
+    idle_ns: int
+
+
 _Job = _Claim | _Step | _AuditJob
 
 
@@ -83,6 +110,7 @@ class DeviceThread:
         self._epoch = 0
         self._last_step_id = 0
         self._last_done_ns = 0
+        self._on_device: _OnDevice | None = None
         self._busy_since_ns: int | None = None
         self.num_rows = 0
         self.ready: Future[Description] = Future()
@@ -145,12 +173,25 @@ class DeviceThread:
             self.ready.set_exception(_as_startup_error(error))
             return
         try:
-            while (job := self._jobs.get()) is not None:
+            while (job := self._next_job(engine)) is not None:
                 if job.answer.set_running_or_notify_cancel():
                     self._run(engine, job)
+            self._collect(engine)
         except BaseException as error:  # the waiter on `died` ends the process
+            if self._on_device is not None and not self._on_device.job.answer.done():
+                self._on_device.job.answer.set_exception(_as_lost(error))
             self.died.set_result(error)
             self._refuse_jobs(error)
+
+    def _next_job(self, engine: Engine) -> _Job | None:
+        """Wait for a job; what the device finishes meanwhile is answered at once."""
+        while self._on_device is not None:
+            if engine.is_done(self._on_device.launched):
+                self._collect(engine)
+                break
+            with contextlib.suppress(queue.Empty):
+                return self._jobs.get(timeout=_POLL_SECONDS)
+        return self._jobs.get()
 
     def _run(self, engine: Engine, job: _Job) -> None:
         """Do one job; an exception of the engine answers the job and ends the thread."""
@@ -159,7 +200,9 @@ class DeviceThread:
         try:
             if isinstance(job, _Step):
                 self._step(engine, job, begin)
-            elif isinstance(job, _Claim):
+                return
+            self._collect(engine)
+            if isinstance(job, _Claim):
                 engine.reset()
                 self._last_step_id = 0
                 self._last_done_ns = time.perf_counter_ns()
@@ -167,28 +210,44 @@ class DeviceThread:
             else:
                 job.answer.set_result(Audit(self._epoch, self._last_step_id, engine.audit()))
         except BaseException as error:
-            job.answer.set_exception(DeviceLost(f"{type(error).__name__}: {error}"))
+            if not job.answer.done():
+                job.answer.set_exception(_as_lost(error))
             raise
         finally:
             self.num_rows = engine.num_rows
-            self._busy_since_ns = None
+            if self._on_device is None:
+                self._busy_since_ns = None
 
     def _step(self, engine: Engine, job: _Step, begin: int) -> None:
         if job.plan.epoch != self._epoch:
             job.answer.set_exception(StaleEpoch(f"epoch {self._epoch} was claimed meanwhile"))
             return
-        outcome = engine.run(job.plan)
-        # To hand the result over wakes another thread: that is time the device idles.
-        idle_since_ns, self._last_done_ns = self._last_done_ns, time.perf_counter_ns()
-        self._last_step_id = job.plan.step_id
         # Either the plan waited for the device or the device for the plan.
-        waited = job.submitted_ns < idle_since_ns
-        timings = replace(
-            outcome.timings,
+        is_free, free_since_ns = self._on_device is None, self._last_done_ns
+        waited = not is_free or job.submitted_ns < free_since_ns
+        step = _OnDevice(
+            job,
+            engine.launch(job.plan),
             queue_ns=begin - job.submitted_ns if waited else 0,
-            idle_ns=begin - idle_since_ns,
+            idle_ns=begin - free_since_ns if is_free else 0,
         )
-        job.answer.set_result(replace(outcome, timings=timings))
+        self._collect(engine)
+        self._on_device, self._busy_since_ns = step, begin
+        if engine.is_done(step.launched):
+            self._collect(engine)
+
+    def _collect(self, engine: Engine) -> None:
+        """Answer the step that is on the device, if there is one."""
+        step = self._on_device
+        if step is None:
+            return
+        outcome = engine.collect(step.launched)
+        self._on_device = self._busy_since_ns = None
+        # To hand the result over wakes another thread: that is time the device idles.
+        self._last_done_ns = time.perf_counter_ns()
+        self._last_step_id = step.job.plan.step_id
+        timings = replace(outcome.timings, queue_ns=step.queue_ns, idle_ns=step.idle_ns)
+        step.job.answer.set_result(replace(outcome, timings=timings))
 
     def _refuse_jobs(self, error: BaseException) -> None:
         while True:
@@ -197,7 +256,11 @@ class DeviceThread:
             except queue.Empty:
                 return
             if job is not None and job.answer.set_running_or_notify_cancel():
-                job.answer.set_exception(DeviceLost(f"{type(error).__name__}: {error}"))
+                job.answer.set_exception(_as_lost(error))
+
+
+def _as_lost(error: BaseException) -> DeviceLost:
+    return DeviceLost(f"{type(error).__name__}: {error}")
 
 
 def _as_startup_error(error: BaseException) -> StartupError:

@@ -18,6 +18,7 @@ import torch
 from executor_svc.attention_choice import choose_attention
 from executor_svc.batch import build_batch
 from executor_svc.config import ExecutorConfig
+from executor_svc.drawn import DrawnTokens
 from executor_svc.errors import DeviceLost, InvalidPlan, KvCheckFailed, StartupError
 from executor_svc.fingerprint import fingerprint
 from executor_svc.fused_layers import fuse
@@ -36,7 +37,8 @@ from executor_svc.plan import (
 )
 from executor_svc.pool import KvPool, KvShape
 from executor_svc.rows import Limits, RowTable
-from executor_svc.sampler import Samples, sample
+from executor_svc.sampler import row_errors, sample
+from executor_svc.transfer import Mark
 
 _log = get_logger(__name__)
 
@@ -50,6 +52,34 @@ _PLENTY = 0.25
 class _PoolSize:
     num_device_blocks: int
     num_host_blocks: int
+
+
+@dataclass(frozen=True, slots=True)
+class Launched:
+    """A step that the device was given.
+
+    Attributes:
+        answer: as far as it is known without the device; all of it if nothing was drawn.
+        drawn: what `collect` waits for.
+        prepare_ns: of the host.
+        begins: where moves, forward pass and sampling begin on the device.
+    """
+
+    answer: Outcome
+    drawn: DrawnTokens | None = None
+    prepare_ns: int = 0
+    begins: tuple[Mark, ...] = ()
+
+    def timings(self) -> Timings:
+        """Where its time went, once the device is done."""
+        assert self.drawn is not None
+        moves, forward, sampling = self.begins
+        return Timings(
+            prepare_ns=self.prepare_ns,
+            forward_ns=sampling.ns_since(moves),
+            move_ns=forward.ns_since(moves),
+            sample_ns=self.drawn.end.ns_since(sampling),
+        )
 
 
 class Executor:
@@ -70,6 +100,8 @@ class Executor:
         self._runner = runner
         self._kv_check = kv_check
         self._failure: StepError | None = None
+        # Of the last step, while the row table lacks them.
+        self._unsettled: DrawnTokens | None = None
         self.description = description
 
     @classmethod
@@ -131,11 +163,17 @@ class Executor:
         if self._kv_check is not None:
             self._kv_check.reset()
         self._failure = None
+        self._unsettled = None
 
     def run(self, plan: Plan) -> Outcome:
-        """Carry out one step.
+        """Carry out one step and wait for it; see `launch` and `collect`."""
+        return self.collect(self.launch(plan))
 
-        A step that cannot be carried out is answered by `Outcome.error`.
+    def launch(self, plan: Plan) -> Launched:
+        """Give the device a step. A GPU may still be at the step before, a CPU never is.
+
+        At most one step before it may be uncollected. A step that cannot be carried out
+        is answered by `Outcome.error`.
 
         Raises:
             DeviceLost: if no later step can succeed either.
@@ -144,17 +182,35 @@ class Executor:
         if self._failure is None and plan.broken is not None:
             self._fail(plan, plan.broken)
         if self._failure is not None:
-            return replace(answer, error=self._failure)
+            return Launched(replace(answer, error=self._failure))
         try:
-            samples, timings = self._step(plan)
+            return self._launch(plan, answer)
         except Exception as error:
-            return replace(answer, error=self._fail(plan, _step_error(error)))
+            return Launched(replace(answer, error=self._fail(plan, _step_error(error))))
+
+    def is_done(self, launched: Launched) -> bool:
+        """Whether `collect` would not wait; on a CPU it never does."""
+        return launched.drawn is None or launched.drawn.end.is_passed
+
+    def collect(self, launched: Launched) -> Outcome:
+        """Wait for a step, in the order of their launches, and give its answer.
+
+        Raises:
+            DeviceLost: if no later step can succeed either.
+        """
+        drawn = launched.drawn
+        if drawn is None:
+            return launched.answer
+        try:
+            tokens, best = drawn.wait()
+        except torch.AcceleratorError as error:
+            raise DeviceLost(one_line(error)) from error
+        self._settle(drawn)
         return replace(
-            answer,
-            tokens=samples.tokens.tolist(),
-            logprobs=samples.logprobs,
-            row_errors=samples.row_errors,
-            timings=timings,
+            launched.answer,
+            tokens=tokens.tolist(),
+            row_errors=row_errors(drawn.sample_rows, best),
+            timings=launched.timings(),
         )
 
     def audit(self) -> list[RowDigest]:
@@ -171,31 +227,46 @@ class Executor:
         )
         self._rows.reset()
         self._failure = error
+        self._unsettled = None
         return error
 
-    def _step(self, plan: Plan) -> tuple[Samples, Timings]:
+    def _launch(self, plan: Plan, answer: Outcome) -> Launched:
         begin = time.perf_counter_ns()
+        before = self._unsettled
+        if before is not None and self._must_settle(before, plan):
+            self._settle(before)
+            before = None
         self._rows.apply(plan)
         batch = build_batch(self._rows, plan)
         if self._kv_check is not None:
             self._kv_check.check(plan, self._rows, batch)
-        prepared = time.perf_counter_ns()
+        feed = None if before is None else before.feed(batch, self._rows)
+        prepare_ns = time.perf_counter_ns() - begin
+        moves = Mark(self._runner.device)
         self._runner.move_blocks(plan)
-        moved = time.perf_counter_ns()
-        timings = Timings(
-            prepare_ns=prepared - begin, forward_ns=moved - prepared, move_ns=moved - prepared
-        )
+        forward = Mark(self._runner.device)
         if not batch.num_tokens:
-            return Samples(batch.sample_rows, (), ()), timings
+            move_ns = time.perf_counter_ns() - begin - prepare_ns
+            timings = Timings(prepare_ns=prepare_ns, forward_ns=move_ns, move_ns=move_ns)
+            return Launched(replace(answer, timings=timings))
         with torch.inference_mode():
-            logits = self._runner.forward(batch)
-            computed = time.perf_counter_ns()
+            logits = self._runner.forward(batch, feed)
+            sampling = Mark(self._runner.device)
             samples = sample(logits, batch, self._rows)
-        # A beam row reports candidates; which of them go on is the scheduler's choice.
-        drawn = self._rows.state["num_beam_candidates"][batch.sample_rows] == 0
-        self._rows.append_tokens(batch.sample_rows[drawn], samples.tokens[drawn])
-        done = time.perf_counter_ns()
-        return samples, replace(timings, forward_ns=computed - prepared, sample_ns=done - computed)
+            drawn = DrawnTokens(samples, batch, self._rows)
+        self._unsettled = drawn
+        answer = replace(answer, logprobs=samples.logprobs)
+        return Launched(answer, drawn, prepare_ns, (moves, forward, sampling))
+
+    def _must_settle(self, before: DrawnTokens, plan: Plan) -> bool:
+        """Whether the host needs the tokens of the step before to lay this one out."""
+        copies_rows = plan.child_rows or plan.fork_rows
+        return bool(copies_rows) or self._kv_check is not None or before.needs_settling(self._rows)
+
+    def _settle(self, drawn: DrawnTokens) -> None:
+        drawn.settle(self._rows)
+        if self._unsettled is drawn:
+            self._unsettled = None
 
 
 def _step_error(error: Exception) -> StepError:

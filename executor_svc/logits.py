@@ -13,6 +13,7 @@ from torch import Tensor
 
 from executor_svc.plan import Position
 from executor_svc.rows import Restrictions, RowTable
+from executor_svc.transfer import to_device
 
 # Rows whose log-probabilities are in memory at once, as float32 over the vocabulary.
 _LOGPROB_ROWS = 64
@@ -41,13 +42,13 @@ def adjust(logits: Tensor, sample_rows: Sequence[int], rows: RowTable) -> None:
 
 def _restrict(logits: Tensor, restrictions: Restrictions, hold_back_stops: bool) -> None:
     def index(tokens: np.ndarray) -> Tensor:
-        return torch.from_numpy(tokens).to(logits.device)
+        return to_device(tokens, logits.device)
 
     if restrictions.bias_tokens.size:
         logits.index_add_(
             0,
             index(restrictions.bias_tokens),
-            torch.from_numpy(restrictions.bias_values).to(logits.device),
+            to_device(restrictions.bias_values, logits.device),
         )
     if restrictions.allowed_tokens.size:
         allowed = index(restrictions.allowed_tokens)
@@ -69,14 +70,14 @@ def _penalise(
     output = known & (offsets >= state["num_prompt"][:, None])
     # Padding counts token 0 not at all.
     tokens = np.where(known, rows.tokens[penalised_rows, : len(offsets)], 0).astype(np.int64)
-    index = torch.from_numpy(tokens).to(device)
+    index = to_device(tokens, device)
 
     def count(weights: np.ndarray) -> Tensor:
         counts = torch.zeros((len(places), logits.shape[1]), device=device)
-        return counts.scatter_add_(1, index, torch.from_numpy(weights).float().to(device))
+        return counts.scatter_add_(1, index, to_device(weights.astype(np.float32), device))
 
     def column(name: str) -> Tensor:
-        return torch.from_numpy(state[name].astype(np.float32)).to(device)[:, None]
+        return to_device(state[name].astype(np.float32), device)[:, None]
 
     seen, output_counts = count(known) > 0, count(output)
     lines = logits[places]

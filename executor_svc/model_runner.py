@@ -8,9 +8,11 @@ import torch
 
 from executor_svc.attention_choice import Attention
 from executor_svc.batch import StepBatch
+from executor_svc.drawn import Feed
 from executor_svc.model_loader import LoadedModel, forward
 from executor_svc.plan import Plan
 from executor_svc.pool import KvPool
+from executor_svc.transfer import send
 
 if TYPE_CHECKING:  # needs Triton
     from executor_svc.cuda_graphs import DecodeGraphs
@@ -43,6 +45,11 @@ class ModelRunner:
         self.pool = pool
 
     @property
+    def device(self) -> torch.device:
+        """Where model and pool are."""
+        return self._loaded.device
+
+    @property
     def attention(self) -> str:
         """Name of the attention implementation."""
         return self._attention.name
@@ -57,19 +64,19 @@ class ModelRunner:
             self.pool.swap_in(plan.swap_in_host_blocks, plan.swap_in_device_blocks)
 
     @torch.inference_mode()
-    def forward(self, batch: StepBatch) -> torch.Tensor:
+    def forward(self, batch: StepBatch, feed: Feed | None = None) -> torch.Tensor:
         """Compute the batch's tokens, writing their K/V to the pool.
 
+        Args:
+            batch: the step.
+            feed: its tokens that only the device knows.
         Returns: [num_kept, vocab_size] logits of `batch.kept_tokens`, which may be
             overwritten by the next call.
         """
         if self._graphs is not None and self._graphs.serves(batch):
-            return self._graphs.forward(batch)
-        device = self._loaded.device
-        return forward(
-            self._loaded,
-            torch.from_numpy(batch.token_ids).to(device),
-            torch.from_numpy(batch.positions).to(device),
-            self._attention.make_step(batch),
-            torch.from_numpy(batch.kept_tokens).to(device),
-        )
+            return self._graphs.forward(batch, feed)
+        arrays = [batch.token_ids, batch.positions, batch.kept_tokens]
+        token_ids, positions, kept = send(arrays, self.device)
+        if feed is not None:
+            feed.put_into(token_ids)
+        return forward(self._loaded, token_ids, positions, self._attention.make_step(batch), kept)

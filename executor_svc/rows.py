@@ -85,6 +85,8 @@ class RowTable:
         self.tables = np.zeros((num_rows, self.block_capacity), np.int32)
         self.state = np.zeros(num_rows, _STATE)
         self.in_decode = np.zeros(num_rows, np.bool_)
+        # How often each number has become another row.
+        self.births = np.zeros(num_rows, np.int64)
         self.restrictions: dict[int, Restrictions] = {}
         self._decode_rows: npt.NDArray[np.int64] | None = None
         # Views into the columns, made once.
@@ -97,6 +99,7 @@ class RowTable:
         """Forget every row."""
         self.state[:] = np.zeros((), _STATE)
         self.in_decode[:] = False
+        self.births += 1
         self.restrictions.clear()
         self._decode_rows = None
 
@@ -130,10 +133,14 @@ class RowTable:
         self._change_decode_set(plan)
 
     def append_tokens(self, rows: npt.NDArray[np.int64], tokens: npt.NDArray[np.int64]) -> None:
-        """Append one drawn token to each of the rows (distinct, live)."""
+        """Append one token to each of the rows (distinct, live)."""
+        self.tokens[rows, self.count_tokens(rows)] = tokens
+
+    def count_tokens(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+        """Count one more token of each of the rows; returns the positions to write them to."""
         positions = self.num_tokens[rows]
-        self.tokens[rows, positions] = tokens
         self.num_tokens[rows] = positions + 1
+        return positions
 
     def copy_rows(self, parents: Sequence[int], children: Sequence[int]) -> None:
         """Make each child equal its parent; all parents are read, then all written.
@@ -145,6 +152,7 @@ class RowTable:
         self.tokens[children, :num_tokens] = self.tokens[parents, :num_tokens]
         self.tables[children, :num_blocks] = self.tables[parents, :num_blocks]
         self.state[children] = self.state[parents]
+        self.births[children] += 1
         inherited = [self.restrictions.get(parent) for parent in parents]
         for child, restrictions in zip(children, inherited, strict=True):
             if restrictions is None:
@@ -224,6 +232,7 @@ class RowTable:
         self.tokens[row, :num_tokens] = start.tokens
         self.tables[row, :num_blocks] = start.blocks
         self.state[row] = _initial_state(start)
+        self.births[row] += 1
         restrictions = _restrictions(start, self.limits.vocab_size)
         if restrictions is not None:
             self.restrictions[row] = restrictions

@@ -20,6 +20,7 @@ from executor_svc.draws import exponentials, keys
 from executor_svc.logits import adjust, positions
 from executor_svc.plan import Position, RowLogprobs
 from executor_svc.rows import RowTable
+from executor_svc.transfer import to_device
 
 # Sorted values looked at before a whole vocabulary is sorted for top-p.
 _NUCLEUS_HEAD = 1024
@@ -34,53 +35,68 @@ _FILTERED_ROWS = 16
 
 @dataclass(frozen=True, slots=True)
 class Samples:
-    """What a step drew; parallel to `StepBatch.sample_rows`."""
+    """What a step drew; parallel to `StepBatch.sample_rows`, on the logits' device.
 
-    tokens: npt.NDArray[np.int64]
+    Attributes:
+        tokens: [S] int64; 0 where none can be drawn.
+        best: [S] float32, the largest logit of each line; only where it is finite could a
+            token be drawn, see `row_errors`.
+        logprobs: what rows asked for.
+    """
+
+    tokens: Tensor
+    best: Tensor
     logprobs: Sequence[RowLogprobs]
-    row_errors: Sequence[tuple[int, str]]
 
 
 def sample(logits: Tensor, batch: StepBatch, rows: RowTable) -> Samples:
     """Draw one token for every row that samples; nothing is appended here.
 
+    A GPU is only waited for where log-probabilities are asked for.
+
     Args:
         logits: [num_kept, vocab_size] of `batch.kept_tokens`.
         batch: the step.
-        rows: the rows as they stand before the draw.
+        rows: the rows as they stand before the draw. Tokens that are not settled yet
+            (`drawn.py`) do not matter, unless a row has penalties.
     """
     sample_rows: list[int] = batch.sample_rows.tolist()
     prompt = _prompt_positions(logits, batch)
-    if not sample_rows:
-        return Samples(batch.sample_rows, _by_row(prompt, {}), ())
     lines = _lines(logits, batch)
     state = rows.state[batch.sample_rows]
-    draws = (state["temperature"] > 0) & (state["num_beam_candidates"] == 0)
     adjusted = state["has_penalties"].any() or any(row in rows.restrictions for row in sample_rows)
     if adjusted:
         lines = lines.to(torch.float32, copy=True)
         adjust(lines, sample_rows, rows)
-    best, greedy = lines.max(dim=-1)
-    tokens: npt.NDArray[np.int64] = greedy.cpu().numpy()
+    best, tokens = lines.max(dim=-1)
     # A NaN anywhere in a line is its maximum too.
-    sound = torch.isfinite(best).cpu().numpy()
-    drawing = np.flatnonzero(draws & sound)
+    sound = torch.isfinite(best)
+    draws = (state["temperature"] > 0) & (state["num_beam_candidates"] == 0)
+    if lines.device.type == "cpu":
+        draws &= sound.numpy()
+    drawing = np.flatnonzero(draws)
     if drawing.size:
         chosen = state[drawing]
-        tokens[drawing] = draw(
-            lines[torch.from_numpy(drawing).to(lines.device)],
+        places = to_device(drawing, lines.device)
+        tokens[places] = draw(
+            lines[places],
             temperature=chosen["temperature"],
             top_k=chosen["top_k"],
             top_p=chosen["top_p"],
             min_p=chosen["min_p"],
             row_keys=keys(chosen["seed"], chosen["sample_index"], chosen["num_tokens"]),
         )
-    tokens[~sound] = 0
+    tokens.masked_fill_(~sound, 0)
     sampled = _sampled_positions(lines, tokens, state, sound, sample_rows)
-    errors = [
-        (sample_rows[place], _what_is_wrong(lines[place])) for place in np.flatnonzero(~sound)
-    ]
-    return Samples(tokens, _by_row(prompt, sampled), errors)
+    return Samples(tokens, best.float(), _by_row(prompt, sampled))
+
+
+def row_errors(
+    sample_rows: npt.NDArray[np.int64], best: npt.NDArray[np.float32]
+) -> list[tuple[int, str]]:
+    """Rows for which no token could be drawn, and why; see `Samples`."""
+    unsound = np.flatnonzero(~np.isfinite(best))
+    return [(int(sample_rows[place]), _what_is_wrong(best[place])) for place in unsound]
 
 
 def draw(
@@ -91,83 +107,82 @@ def draw(
     top_p: npt.NDArray[np.float64],
     min_p: npt.NDArray[np.float64],
     row_keys: npt.NDArray[np.int32],
-) -> npt.NDArray[np.int64]:
+) -> Tensor:
     """Draw one token per line: temperature, then top-k, top-p, min-p, then the draw.
 
     Args:
-        logits: [n, vocab_size] whose largest value is finite.
+        logits: [n, vocab_size]; of a line whose largest value is not finite, which a CPU
+            does not take, any token may come back.
         temperature: [n], above 0.
         top_k: [n], 0 keeps all. Of equal tokens those with lower ids are kept.
         top_p: [n], 1 keeps all.
         min_p: [n], 0 keeps all.
         row_keys: [n, 2], of `draws.keys`.
+    Returns: [n] int64, on the logits' device.
     """
     num_lines, vocab_size = logits.shape
     device = logits.device
-    ids = torch.arange(vocab_size, dtype=torch.int32, device=device)
-    tokens = np.empty(num_lines, np.int64)
+    tokens = torch.empty(num_lines, dtype=torch.int64, device=device)
     filtered = (top_k > 0) | (top_p < 1) | (min_p > 0)
-    numbers = _GPU_NUMBERS if device.type == "cuda" else _CPU_NUMBERS
-    step = max(1, numbers // vocab_size)
+    step = max(1, (_CPU_NUMBERS if device.type == "cpu" else _GPU_NUMBERS) // vocab_size)
     free = np.flatnonzero(~filtered)
     for places in np.split(free, range(step, len(free), step)):
         if places.size:
             weights = _weights(_pick(logits, places), temperature[places])
-            noise = exponentials(ids, torch.from_numpy(row_keys[places, None]).to(device))
-            tokens[places] = _first(noise.div_(weights))
+            tokens[to_device(places, device)] = _draw_of_all(weights, row_keys[places])
     places = np.flatnonzero(filtered)
+    # How many tokens are left only the device knows: a GPU is not asked, it draws of all.
+    draw_filtered = _draw_of_few if device.type == "cpu" else _draw_of_all
     if places.size:
         weights = _weights(_pick(logits, places), temperature[places])
         _filter(weights, top_k[places], top_p[places], min_p[places])
         for begin in range(0, len(places), _FILTERED_ROWS):
             some = places[begin : begin + _FILTERED_ROWS]
-            tokens[some] = _draw_of_few(weights[begin : begin + _FILTERED_ROWS], row_keys[some])
+            tokens[to_device(some, device)] = draw_filtered(
+                weights[begin : begin + _FILTERED_ROWS], row_keys[some]
+            )
     return tokens
 
 
-def _draw_of_few(weights: Tensor, row_keys: npt.NDArray[np.int32]) -> npt.NDArray[np.int64]:
-    """Draw where most tokens weigh nothing: only the others are given numbers."""
+def _draw_of_all(weights: Tensor, row_keys: npt.NDArray[np.int32]) -> Tensor:
+    """Draw where every token has a number; one of weight 0 never arrives."""
+    device = weights.device
+    ids = torch.arange(weights.shape[1], dtype=torch.int32, device=device)
+    arrivals = exponentials(ids, to_device(row_keys[:, None], device)).div_(weights)
+    if device.type == "cpu":  # numpy finds it many times faster than torch
+        return torch.from_numpy(np.asarray(arrivals.numpy().argmin(axis=-1)))
+    return arrivals.argmin(dim=-1)
+
+
+def _draw_of_few(weights: Tensor, row_keys: npt.NDArray[np.int32]) -> Tensor:
+    """Draw on a CPU where most tokens weigh nothing: only the others are given numbers."""
     num_lines, vocab_size = weights.shape
     flat = weights.reshape(-1)
-    places = _where_positive(flat)
+    places = torch.from_numpy(np.flatnonzero(flat.numpy() > 0))
     lines = places // vocab_size
     ids = places - lines * vocab_size
-    of_places = torch.from_numpy(row_keys).to(weights.device)[lines]
-    arrivals = exponentials(ids.int(), of_places).div_(flat[places]).cpu().numpy()
-    ends = np.searchsorted(lines.cpu().numpy(), np.arange(num_lines + 1))
+    of_places = torch.from_numpy(row_keys)[lines]
+    arrivals = exponentials(ids.int(), of_places).div_(flat[places]).numpy()
+    ends = np.searchsorted(lines.numpy(), np.arange(num_lines + 1))
     first = [
         begin + int(arrivals[begin:end].argmin())
         for begin, end in zip(ends[:-1].tolist(), ends[1:].tolist(), strict=True)
     ]
-    return np.asarray(ids.cpu().numpy()[first])
+    return ids[first]
 
 
 def _pick(logits: Tensor, places: npt.NDArray[np.int64]) -> Tensor:
     """Lines by number; a single one without a copy."""
     if len(places) == 1:
         return logits[places[0] : places[0] + 1]
-    return logits[torch.from_numpy(places).to(logits.device)]
+    return logits[to_device(places, logits.device)]
 
 
 def _weights(lines: Tensor, temperature: npt.NDArray[np.float64]) -> Tensor:
     """Probabilities times a factor of each line's own: the likeliest token weighs 1."""
     scaled = lines.float() - lines.amax(dim=-1, keepdim=True).float()
-    scaled /= torch.from_numpy(temperature.astype(np.float32)).to(lines.device)[:, None]
+    scaled /= to_device(temperature.astype(np.float32), lines.device)[:, None]
     return scaled.exp_()
-
-
-def _first(arrivals: Tensor) -> npt.NDArray[np.int64]:
-    """Where each line is least. On a CPU numpy finds it many times faster than torch."""
-    if arrivals.device.type == "cpu":
-        return np.asarray(arrivals.numpy().argmin(axis=-1))
-    return np.asarray(arrivals.argmin(dim=-1).cpu().numpy())
-
-
-def _where_positive(line: Tensor) -> Tensor:
-    """Places above 0, ascending; by numpy on a CPU for the same reason."""
-    if line.device.type == "cpu":
-        return torch.from_numpy(np.flatnonzero(line.numpy() > 0))
-    return line.nonzero()[:, 0]
 
 
 def _filter(
@@ -179,22 +194,25 @@ def _filter(
     """Zero in place what top-k, then top-p, then min-p leave out."""
     limited = np.flatnonzero((top_k > 0) | (top_p < 1))
     if limited.size:
-        places = torch.from_numpy(limited).to(weights.device)
+        places = to_device(limited, weights.device)
         weights[places] = _limit(weights[places], top_k[limited], top_p[limited])
     if (min_p > 0).any():
-        floor = torch.from_numpy(min_p.astype(np.float32)).to(weights.device)[:, None]
+        floor = to_device(min_p.astype(np.float32), weights.device)[:, None]
         weights.masked_fill_(weights < floor, 0)
 
 
 def _limit(weights: Tensor, top_k: npt.NDArray[np.int64], top_p: npt.NDArray[np.float64]) -> Tensor:
     """Zero all but the top-k, and of these all but the nucleus of mass p."""
     vocab_size = weights.shape[1]
+    on_cpu = weights.device.type == "cpu"
     limit = np.where(top_k > 0, np.minimum(top_k, vocab_size), vocab_size)
-    count, threshold = _nucleus(weights, limit, top_p, max(1, min(vocab_size, _NUCLEUS_HEAD)))
+    # A GPU sorts everything, rather than be asked whether a part was enough.
+    head = max(1, min(vocab_size, _NUCLEUS_HEAD)) if on_cpu else vocab_size
+    count, threshold = _nucleus(weights, limit, top_p, head)
     above = weights > threshold
     equal = weights == threshold
     room = count - above.sum(dim=-1, keepdim=True)
-    if (equal.sum(dim=-1, keepdim=True) > room).any():
+    if not on_cpu or (equal.sum(dim=-1, keepdim=True) > room).any():
         equal &= equal.cumsum(dim=-1) <= room
     return weights.masked_fill_(~(above | equal), 0)
 
@@ -208,9 +226,12 @@ def _nucleus(
     whole vocabulary sorted.
     """
     device, vocab_size = weights.device, weights.shape[1]
-    limits = torch.from_numpy(limit).to(device)[:, None]
-    mass = torch.from_numpy(top_p).to(device)[:, None]
-    ordered = weights.topk(head, dim=-1).values
+    limits = to_device(limit, device)[:, None]
+    mass = to_device(top_p, device)[:, None]
+    if head < vocab_size:
+        ordered = weights.topk(head, dim=-1).values
+    else:
+        ordered = weights.sort(dim=-1, descending=True).values
     inside = torch.arange(head, device=device) < limits
     cumulative = torch.where(inside, ordered, 0).cumsum(dim=-1, dtype=torch.float64)
     total = torch.where(
@@ -238,27 +259,26 @@ def _lines(logits: Tensor, batch: StepBatch) -> Tensor:
     places = batch.sample_logits
     if len(places) == len(logits) and (places == np.arange(len(places))).all():
         return logits
-    return logits.index_select(0, torch.from_numpy(places).to(logits.device))
+    return logits.index_select(0, to_device(places, logits.device))
 
 
 def _sampled_positions(
     lines: Tensor,
-    tokens: npt.NDArray[np.int64],
+    tokens: Tensor,
     state: npt.NDArray[np.void],
-    sound: npt.NDArray[np.bool_],
+    sound: Tensor,
     sample_rows: list[int],
 ) -> dict[int, Position]:
     """Of the rows that asked: the token drawn and the likeliest ones."""
     num_top = np.maximum(state["num_logprobs"], state["num_beam_candidates"])
     asked = (state["num_logprobs"] >= 0) | (state["num_beam_candidates"] > 0)
-    telling = np.flatnonzero(asked & sound)
+    if not asked.any():
+        return {}
+    telling = np.flatnonzero(asked & sound.cpu().numpy())
     if not telling.size:
         return {}
-    told = positions(
-        lines[torch.from_numpy(telling).to(lines.device)],
-        torch.from_numpy(tokens[telling]).to(lines.device),
-        num_top[telling].tolist(),
-    )
+    places = to_device(telling, lines.device)
+    told = positions(lines[places], tokens[places], num_top[telling].tolist())
     return {sample_rows[place]: position for place, position in zip(telling, told, strict=True)}
 
 
@@ -268,7 +288,7 @@ def _prompt_positions(logits: Tensor, batch: StepBatch) -> dict[int, list[Positi
         end = span.first_logits + len(span.targets)
         told[span.row] = positions(
             logits[span.first_logits : end],
-            torch.from_numpy(span.targets).to(logits.device),
+            to_device(span.targets, logits.device),
             [span.num_top] * len(span.targets),
         )
     return told
@@ -281,9 +301,9 @@ def _by_row(prompt: dict[int, list[Position]], sampled: dict[int, Position]) -> 
     ]
 
 
-def _what_is_wrong(line: Tensor) -> str:
-    if torch.isnan(line).any():
+def _what_is_wrong(best: np.float32) -> str:
+    if np.isnan(best):
         return "the model computed a logit that is not a number"
-    if torch.isposinf(line).any():
+    if best > 0:
         return "the model computed an infinite logit"
     return "no token may be drawn: logit_bias, allowed_token_ids or min_tokens exclude all"

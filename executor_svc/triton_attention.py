@@ -6,7 +6,6 @@ waits for; after it no layer asks the device anything, so the host runs ahead of
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,10 +20,10 @@ from torch import Tensor
 from executor_svc.attention import AttentionCall
 from executor_svc.batch import StepBatch
 from executor_svc.pool import KvPool
+from executor_svc.transfer import send
 
-_ALIGNMENT_BYTES = 16
-"""A kernel is compiled anew for a pointer, or a stride, of another alignment than this."""
 _TABLE_COLUMNS = 16
+"""A kernel is compiled anew for a stride of another alignment than 16."""
 
 
 class TritonStep:
@@ -175,21 +174,3 @@ def _widen(tables: npt.NDArray[np.int32]) -> npt.NDArray[np.int32]:
     wide = np.zeros((num_seqs, -(-num_blocks // _TABLE_COLUMNS) * _TABLE_COLUMNS), np.int32)
     wide[:, :num_blocks] = tables
     return wide
-
-
-def send(arrays: Sequence[npt.NDArray[np.generic]], device: torch.device) -> list[Tensor]:
-    """Copy int32 and int64 arrays to the device in one piece, each aligned, without waiting."""
-    ends = np.cumsum([-(-array.nbytes // _ALIGNMENT_BYTES) for array in arrays]) * _ALIGNMENT_BYTES
-    staging = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
-    places = [0, *ends[:-1].tolist()]
-    for array, place in zip(arrays, places, strict=True):
-        part = staging[place : place + array.nbytes].numpy()
-        part[:] = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    # Pinned memory is not used again before the copy has read it: torch sees to that.
-    sent = staging.to(device, non_blocking=True)
-    return [
-        sent[place : place + array.nbytes]
-        .view(torch.int64 if array.itemsize == 8 else torch.int32)
-        .view(array.shape)
-        for array, place in zip(arrays, places, strict=True)
-    ]

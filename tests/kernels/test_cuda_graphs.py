@@ -7,6 +7,7 @@ tests record and replay CUDA graphs.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -18,11 +19,13 @@ from octavo_kernels.triton_ops.splits import Scratch
 from executor_svc.attention_choice import Attention
 from executor_svc.batch import StepBatch, build_batch
 from executor_svc.cuda_graphs import DecodeGraphs, Recorder
+from executor_svc.drawn import DrawnTokens, Feed
 from executor_svc.model_loader import LoadedModel
 from executor_svc.model_runner import ModelRunner
 from executor_svc.plan import Plan, RowStart
 from executor_svc.pool import KvPool
 from executor_svc.rows import RowTable
+from executor_svc.sampler import Samples, sample
 from executor_svc.triton_attention import TritonStep
 from tests.kernels.graph_support import CONFIGS, LIMITS, load, new_pool, recorder_for
 
@@ -48,6 +51,7 @@ class Pair:
         pool = new_pool(loaded.device)
         self.graphs = DecodeGraphs(loaded, pool, LIMITS, recorder)
         self.graphed = self._runner(loaded, pool)
+        self.drawn: DrawnTokens | None = None
 
     def _runner(self, loaded: LoadedModel, graphed_pool: KvPool | None) -> ModelRunner:
         pool = graphed_pool or new_pool(loaded.device)
@@ -66,7 +70,10 @@ class Pair:
         return RowStart(row, prompt, length, blocks)
 
     def step(self, **fields: Any) -> None:
-        """Run a plan on both: the same logits, the same tokens; tables grow by themselves."""
+        """Run a plan on both: the same logits, the same tokens; tables grow by themselves.
+
+        The graphed runner is fed the tokens of the step before, and not told them.
+        """
         going = {*self.rows.decode_rows.tolist(), *fields.get("decode_enter_rows", ())}
         going -= {*fields.get("decode_leave_rows", ()), *fields.get("finish_rows", ())}
         full = [
@@ -80,12 +87,25 @@ class Pair:
         self.rows.apply(plan)
         batch = build_batch(self.rows, plan)
         expected = self.eager.forward(batch)
-        got = self.graphed.forward(batch)
+        feed = None if self.drawn is None else self.drawn.feed(batch, self.rows)
+        got = self.graphed.forward(_forget(batch, feed), feed)
         torch.testing.assert_close(got, expected, atol=1e-4, rtol=1e-4)
         tokens = expected.argmax(dim=-1)
         assert torch.equal(got.argmax(dim=-1), tokens)
-        drawn = tokens.cpu().numpy()[batch.sample_logits]
-        self.rows.append_tokens(batch.sample_rows, drawn)
+        places = torch.from_numpy(batch.sample_logits).to(tokens.device)
+        best = torch.zeros(len(places), device=tokens.device)
+        self.drawn = DrawnTokens(Samples(tokens[places], best, ()), batch, self.rows)
+        self.drawn.settle(self.rows)
+
+
+def _forget(batch: StepBatch, feed: Feed | None) -> StepBatch:
+    """The batch without the tokens that are fed."""
+    if feed is None:
+        return batch
+    known = batch.token_ids.copy()
+    places = slice(len(feed.tokens)) if feed.places is None else feed.places.cpu().numpy()
+    known[places] = 0
+    return replace(batch, token_ids=known)
 
 
 def serve(pair: Pair) -> None:
@@ -122,15 +142,26 @@ def test_replayed_steps_equal_those_launched_one_by_one(name: str, device: str) 
 
 
 @pytest.mark.gpu
-def test_a_replayed_step_does_not_wait_for_the_gpu() -> None:
-    """From the batch to the logits, as torch itself sees it."""
+def test_a_step_does_not_wait_for_the_gpu() -> None:
+    """From the batch to drawn tokens and on to the next batch, as torch itself sees it."""
     pair = Pair(load(CONFIGS["llama"], "cuda"), recorder_for("cuda"))
-    rows, plan = pair.rows, Plan(decode_enter_rows=[0, 1])
-    pair.step(starts=[pair.start(0, 5), pair.start(1, 9)], chunk_rows=[0, 1], chunk_counts=[5, 9])
+    rows, plan = pair.rows, Plan(decode_enter_rows=[0, 1, 2])
+    lengths = [5, 9, 6]
+    starts = [pair.start(row, length) for row, length in enumerate(lengths)]
+    pair.step(starts=starts, chunk_rows=[0, 1, 2], chunk_counts=lengths)
+    # One greedy row, one that draws of all tokens, one that draws of some.
+    rows.state["temperature"][1:3], rows.state["top_p"][2] = 0.9, 0.7
     rows.apply(plan)
-    batch = build_batch(rows, plan)
     torch.cuda.set_sync_debug_mode("error")
     try:
-        pair.graphed.forward(batch)
+        for runner in (pair.eager, pair.graphed):
+            batch = build_batch(rows, Plan())
+            feed = None if pair.drawn is None else pair.drawn.feed(batch, rows)
+            with torch.inference_mode():
+                samples = sample(runner.forward(batch, feed), batch, rows)
+            pair.drawn = DrawnTokens(samples, batch, rows)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+    assert pair.drawn is not None
+    tokens, best = pair.drawn.wait()
+    assert len(tokens) == len(best) == len(lengths)

@@ -13,6 +13,7 @@ from executor_svc.plan import Description, Outcome, Plan, RowDigest
 from tests.unit.executor.test_ownership import DESCRIPTION
 
 WAIT = 20
+MOST_STEPS = 4
 
 
 class Engine:
@@ -34,7 +35,7 @@ class Engine:
     def reset(self) -> None:
         self.seen.append("reset")
 
-    def run(self, plan: Plan) -> Outcome:
+    def launch(self, plan: Plan) -> Outcome:
         self.entered.set()
         assert self.gate.wait(WAIT)
         if self.error is not None:
@@ -42,8 +43,39 @@ class Engine:
         self.seen.append(plan.step_id)
         return Outcome(epoch=plan.epoch, step_id=plan.step_id)
 
+    def is_done(self, launched: Outcome) -> bool:
+        return True
+
+    def collect(self, launched: Outcome) -> Outcome:
+        return launched
+
     def audit(self) -> list[RowDigest]:
         return [RowDigest(0, len(self.seen), 0, 0)]
+
+
+class Device(Engine):
+    """An engine whose steps are computed behind its back, until `finish` says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.finished = [threading.Event() for _ in range(MOST_STEPS)]
+        self.launched = [threading.Event() for _ in range(MOST_STEPS)]
+        self.collect_error: BaseException | None = None
+
+    def launch(self, plan: Plan) -> Outcome:
+        outcome = super().launch(plan)
+        self.launched[plan.step_id].set()
+        return outcome
+
+    def is_done(self, launched: Outcome) -> bool:
+        return self.finished[launched.step_id].is_set()
+
+    def collect(self, launched: Outcome) -> Outcome:
+        assert self.finished[launched.step_id].wait(WAIT)
+        if self.collect_error is not None:
+            raise self.collect_error
+        self.seen.append(f"answer {launched.step_id}")
+        return launched
 
 
 @pytest.fixture
@@ -59,6 +91,23 @@ def thread(engine: Engine) -> Iterator[DeviceThread]:
     engine.gate.set()
     device.stop()
     assert device.join(WAIT)
+
+
+@pytest.fixture
+def device() -> Device:
+    return Device()
+
+
+@pytest.fixture
+def ahead(device: Device) -> Iterator[DeviceThread]:
+    thread = DeviceThread(lambda: device)
+    thread.start()
+    thread.claim(1).result(WAIT)
+    yield thread
+    for finished in device.finished:
+        finished.set()
+    thread.stop()
+    assert thread.join(WAIT)
 
 
 def test_jobs_run_in_order(engine: Engine, thread: DeviceThread) -> None:
@@ -157,3 +206,69 @@ def test_a_failed_load_is_told_once() -> None:
     with pytest.raises(StartupError, match="no such model"):
         device.ready.result(WAIT)
     assert device.join(WAIT)
+
+
+def test_the_next_step_is_launched_before_this_one_is_done(
+    device: Device, ahead: DeviceThread
+) -> None:
+    """One step ahead of the device, and no further; answers keep their order."""
+    steps = [ahead.submit(Plan(epoch=1, step_id=step)) for step in (1, 2, 3)]
+    assert device.launched[2].wait(WAIT)
+    assert not steps[0].done()
+    assert not device.launched[3].wait(0.05)
+    device.finished[1].set()
+    assert steps[0].result(WAIT).step_id == 1
+    assert device.launched[3].wait(WAIT)
+    assert not steps[1].done()
+    for step in (2, 3):
+        device.finished[step].set()
+    assert [step.result(WAIT).step_id for step in steps] == [1, 2, 3]
+    assert device.seen == ["reset", 1, 2, "answer 1", 3, "answer 2", "answer 3"]
+
+
+def test_a_step_is_answered_when_it_is_done(device: Device, ahead: DeviceThread) -> None:
+    """Without a next plan the answer does not wait for one."""
+    step = ahead.submit(Plan(epoch=1, step_id=1))
+    assert device.launched[1].wait(WAIT)
+    assert ahead.busy_seconds() > 0
+    device.finished[1].set()
+    assert step.result(WAIT).timings.idle_ns > 0
+    ahead.audit().result(WAIT)
+    assert ahead.busy_seconds() == 0
+
+
+def test_a_step_behind_another_finds_no_idle_device(device: Device, ahead: DeviceThread) -> None:
+    """It waited for the device, and the device not for it."""
+    steps = [ahead.submit(Plan(epoch=1, step_id=step)) for step in (1, 2)]
+    assert device.launched[2].wait(WAIT)
+    for step in (1, 2):
+        device.finished[step].set()
+    timings = steps[1].result(WAIT).timings
+    assert timings.idle_ns == 0
+    assert timings.queue_ns > 0
+
+
+def test_a_claim_waits_for_the_device(device: Device, ahead: DeviceThread) -> None:
+    """Rows are forgotten between two steps, not under one."""
+    step = ahead.submit(Plan(epoch=1, step_id=1))
+    assert device.launched[1].wait(WAIT)
+    claim = ahead.claim(2)
+    assert not claim.done()
+    device.finished[1].set()
+    claim.result(WAIT)
+    assert step.result(WAIT).step_id == 1
+    assert device.seen == ["reset", 1, "answer 1", "reset"]
+
+
+def test_a_device_lost_behind_the_host_answers_everybody(
+    device: Device, ahead: DeviceThread
+) -> None:
+    """The step that was on it, the one behind that, and those that wait."""
+    device.collect_error = DeviceLost("gone")
+    steps = [ahead.submit(Plan(epoch=1, step_id=step)) for step in (1, 2, 3)]
+    assert device.launched[2].wait(WAIT)
+    device.finished[1].set()
+    assert ahead.died.result(WAIT) is device.collect_error
+    for step in steps:
+        with pytest.raises(DeviceLost):
+            step.result(WAIT)

@@ -120,7 +120,7 @@ def test_a_failing_step_is_an_answer(
     executor = load(tiny_llama, block_size=8)
     good = Plan(starts=[RowStart(0, [1, 2], 2, [0])], chunk_rows=[0], chunk_counts=[2])
 
-    def fail(batch: object) -> None:
+    def fail(*_: object) -> None:
         raise error
 
     with monkeypatch.context() as patch:

@@ -87,6 +87,19 @@ def test_draw_equals_the_plain_rules_on_equal_logits() -> None:
     assert sum(a != b for a, b in zip(drawn, expected, strict=True)) <= 1
 
 
+@pytest.mark.parametrize("kept", [1, 40, VOCAB])
+def test_a_draw_of_all_is_that_of_the_few_that_are_left(kept: int) -> None:
+    """What a GPU does for filtered rows gives the CPU's tokens."""
+    random = np.random.default_rng(kept)
+    weights = np.zeros((30, VOCAB), np.float32)
+    for line in weights:
+        line[random.choice(VOCAB, kept, replace=False)] = random.uniform(1e-6, 1, kept)
+    lines, row_keys = torch.from_numpy(weights), keys_at(30, seed=5)
+    of_few = sampler._draw_of_few(lines, row_keys).tolist()
+    assert sampler._draw_of_all(lines, row_keys).tolist() == of_few
+    assert (weights[np.arange(30), of_few] > 0).all()
+
+
 def test_draw_does_not_depend_on_its_neighbours() -> None:
     """A line draws the same token alone, in a batch, and in another order."""
     values = cases(5, 24)
