@@ -17,6 +17,7 @@ from scheduler_svc.engine import Engine
 from scheduler_svc.errors import DuplicateRequest, NeverFits, Unavailable
 from scheduler_svc.stream import TokenStream
 from tests.integration.executor_rig import config
+from tests.support.in_turn import InTurn
 
 WAIT = 20.0
 
@@ -35,7 +36,7 @@ def expected(prompt: list[int], count: int) -> list[int]:
 
 
 @dataclass
-class FakeEngine:
+class FakeEngine(InTurn):
     """Rows without K/V; fails steps as it is told to."""
 
     description: Description = field(

@@ -15,15 +15,15 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.v1 import executor_pb2 as pb
 from octavo.v1 import executor_pb2_grpc
 
-from executor_svc.device_thread import Engine
 from executor_svc.errors import DeviceLost, StartupError
 from executor_svc.executor import Executor
 from executor_svc.plan import Description, Outcome, Plan, RowDigest
 from executor_svc.server import ExecutorServer, serve
 from tests.integration.executor_rig import WAIT, Running, Stream, config, refusal, row_start
+from tests.support.in_turn import InTurn
 
 
-class Gated(Engine):
+class Gated(InTurn):
     """An engine whose steps wait at a gate, or end the thread."""
 
     def __init__(self, description: Description) -> None:
@@ -93,7 +93,7 @@ async def test_before_the_model_is_loaded(start: Callable[..., Any], executor: E
     """A server that still loads answers: not serving, and UNAVAILABLE to all else."""
     gate = threading.Event()
 
-    def load() -> Engine:
+    def load() -> Gated:
         assert gate.wait(WAIT)
         executor.reset()
         return executor

@@ -10,13 +10,14 @@ import pytest
 from executor_svc.device_thread import DeviceThread
 from executor_svc.errors import DeviceLost, StaleEpoch, StartupError
 from executor_svc.plan import Description, Outcome, Plan, RowDigest
+from tests.support.in_turn import InTurn
 from tests.unit.executor.test_ownership import DESCRIPTION
 
 WAIT = 20
 MOST_STEPS = 4
 
 
-class Engine:
+class Engine(InTurn):
     """Stands in for the model: counts, waits at a gate, dies on request."""
 
     description: Description = DESCRIPTION
@@ -35,19 +36,13 @@ class Engine:
     def reset(self) -> None:
         self.seen.append("reset")
 
-    def launch(self, plan: Plan) -> Outcome:
+    def run(self, plan: Plan) -> Outcome:
         self.entered.set()
         assert self.gate.wait(WAIT)
         if self.error is not None:
             raise self.error
         self.seen.append(plan.step_id)
         return Outcome(epoch=plan.epoch, step_id=plan.step_id)
-
-    def is_done(self, launched: Outcome) -> bool:
-        return True
-
-    def collect(self, launched: Outcome) -> Outcome:
-        return launched
 
     def audit(self) -> list[RowDigest]:
         return [RowDigest(0, len(self.seen), 0, 0)]
