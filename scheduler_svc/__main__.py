@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from typing import TYPE_CHECKING
@@ -48,17 +47,13 @@ def _complain(error: StartupError, status: int) -> int:
 def _run(config: SchedulerConfig) -> int:
     # gRPC reports refused connections itself, at length; the session logs them once.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    from scheduler_svc import logs, server
+    from scheduler_svc import logs, runtime, server
 
     form = config.log_format
     if form == "auto":
         form = "console" if sys.stderr.isatty() else "json"
     logs.configure_logging(config.log_level, form)
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.run(server.serve(config))
-    return int(uvloop.run(server.serve(config)))
+    return runtime.run(server.serve(config))
 
 
 if __name__ == "__main__":

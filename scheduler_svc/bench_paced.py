@@ -23,12 +23,14 @@ from dataclasses import asdict, dataclass
 
 from octavo.v1 import executor_pb2 as pb
 
+from scheduler_svc import runtime
 from scheduler_svc.bench import BLOCK_SIZE, WARM_UP_STEPS, Load, Spread, steady_core
 from scheduler_svc.bench_executors import StepCounts
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.request import Request, SamplingParams
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.engine import Engine
+from scheduler_svc.logs import configure_logging
 from scheduler_svc.stream import TokenStream
 from scheduler_svc.translation import plan_to_proto, result_from_proto
 
@@ -222,6 +224,7 @@ async def pace_engine(load: Load, rate: float, seconds: float, *, readers: bool)
     }
     config = SchedulerConfig.from_args([f"--{name}={value}" for name, value in flags.items()])
     engine = Engine(config, "")
+    runtime.look_for_garbage_seldom()
     await engine.start()
     try:
         await _until(lambda: all(session.connected for session in engine.sessions))
@@ -287,16 +290,8 @@ def _is_full(core: Scheduler, load: Load) -> bool:
 
 def run_engine(load: Load, rate: float, seconds: float, *, readers: bool) -> Pace:
     """Run `pace_engine` on the event loop that the service uses."""
-    from scheduler_svc.logs import configure_logging
-
     configure_logging("error", "json")
-    loop_factory = None
-    with suppress(ImportError):
-        import uvloop
-
-        loop_factory = uvloop.new_event_loop
-    with asyncio.Runner(loop_factory=loop_factory) as runner:
-        return runner.run(pace_engine(load, rate, seconds, readers=readers))
+    return runtime.run(pace_engine(load, rate, seconds, readers=readers))
 
 
 def to_json(pace: Pace) -> dict[str, object]:

@@ -185,8 +185,6 @@ class Engine:
         for seq, token in zip(outcome.sampled, outcome.tokens, strict=True):
             stream = streams.get(seq.group.request.request_id)
             if stream is not None:
-                if not stream.stats.first_token_seconds:
-                    stream.stats.first_token_seconds = now - stream.request.arrival
                 stream.push_token(seq.sample_index, token)
         self._deliver_beams(outcome)
         for seq in outcome.finished:

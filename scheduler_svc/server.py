@@ -12,6 +12,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 from octavo.v1 import admin_pb2, inference_pb2
 
+from scheduler_svc import runtime
 from scheduler_svc.api import admin, inference
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine import Engine
@@ -126,6 +127,7 @@ async def serve(config: SchedulerConfig) -> int:
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, stopping.set)
     server = SchedulerServer(config)
+    runtime.look_for_garbage_seldom()
     await server.start()
     signalled = asyncio.create_task(stopping.wait())
     ends: set[asyncio.Future[Any]] = {signalled, server.engine.died}

@@ -7,6 +7,7 @@ fewer, larger outputs and holds at most its own request's tokens, nobody else's.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -94,6 +95,8 @@ class TokenStream:
         if output is not None:
             output.tokens.append(token)
         elif sample_index in self._open:
+            if not self.stats.first_token_seconds:
+                self.stats.first_token_seconds = time.monotonic() - self.request.arrival
             self._outputs[sample_index] = SequenceOutput(sample_index, [token])
             if not self._ready.is_set():
                 self._ready.set()
