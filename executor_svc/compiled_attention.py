@@ -39,10 +39,14 @@ class CompiledStep:
             plans = self._lay_out(keys, query.shape[1], call.sliding_window)
             self._plans[call.sliding_window] = plans
         out = torch.empty(query.shape, dtype=query.dtype)
-        decodes = self._num_decodes
-        parts = (query[:decodes], out[:decodes]), (query[decodes:], out[decodes:])
-        for plan, (queries, results) in zip(plans, parts, strict=True):
-            plan.run(queries, keys, values, results, scale=call.scale, softcap=call.softcap)
+        decodes, (decode, prefill) = self._num_decodes, plans
+        scale, softcap = call.scale, call.softcap
+        if decodes:
+            part = query[:decodes], keys, values, out[:decodes]
+            decode.run(*part, scale=scale, softcap=softcap)
+        if decodes < len(query):
+            part = query[decodes:], keys, values, out[decodes:]
+            prefill.run(*part, scale=scale, softcap=softcap)
         return out
 
     def _lay_out(

@@ -19,13 +19,19 @@ from typing import Any
 
 import torch
 from octavo_kernels.cpu.build import KernelsUnavailable
-from octavo_kernels.cpu.layers import WIDTH_MULTIPLE, rms_norm, rotate_, silu_mul
+from octavo_kernels.cpu.layers import (
+    WIDTH_MULTIPLE,
+    NormPlan,
+    RotatePlan,
+    SiluMulPlan,
+    rms_norm,
+)
 from octavo_kernels.cpu.library import library
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from executor_svc.attention import AttentionCall, AttentionStep
-from executor_svc.linear import Linear
+from executor_svc.linear import Head, Linear
 
 # Their layers differ in biases and in whether a window slides, which the modules tell.
 _KNOWN_LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
@@ -51,11 +57,12 @@ def fuse(model: PreTrainedModel) -> bool:
         library()
     except KernelsUnavailable:
         return False
+    shared = _Shared()
     for index, layer in enumerate(layers):
-        layers[index] = FusedLayer(layer)
+        layers[index] = FusedLayer(layer, shared)
     body.norm = _Norm(body.norm)
     body.rotary_emb = _RotaryTable(body.rotary_emb)
-    model.lm_head = Linear([model.lm_head])
+    model.lm_head = Head(model.lm_head)
     return True
 
 
@@ -75,9 +82,15 @@ def _is_known(layer: Any) -> bool:
 class FusedLayer(nn.Module):
     """One decoder layer over a flat batch."""
 
-    def __init__(self, layer: Any) -> None:
-        """Take the weights of a transformers layer, which is of no use afterwards."""
+    def __init__(self, layer: Any, shared: _Shared) -> None:
+        """Take the weights of a transformers layer, which is of no use afterwards.
+
+        Args:
+            layer: of a class that is known.
+            shared: the same for all layers of a model.
+        """
         super().__init__()
+        self.shared = shared
         attention, mlp = layer.self_attn, layer.mlp
         self.head_dim: int = attention.head_dim
         self.num_heads = attention.q_proj.out_features // self.head_dim
@@ -90,10 +103,12 @@ class FusedLayer(nn.Module):
             softcap=None,
             extras={},
         )
-        self.attention_norm = _Norm(layer.input_layernorm)
+        heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
+        self.heads = list(heads)
+        self.attention_norm = _Scale(layer.input_layernorm)
         self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj])
         self.output = Linear([attention.o_proj])
-        self.mlp_norm = _Norm(layer.post_attention_layernorm)
+        self.mlp_norm = _Scale(layer.post_attention_layernorm)
         self.gate_up = Linear([mlp.gate_proj, mlp.up_proj])
         self.down = Linear([mlp.down_proj])
 
@@ -106,17 +121,54 @@ class FusedLayer(nn.Module):
         **_: Any,
     ) -> Tensor:
         """Transformers' calling convention: hidden_states is [1, num_tokens, width]."""
-        x = hidden_states[0]
-        qkv = self.qkv(self.attention_norm(x))
-        rotate_(qkv, position_embeddings, self.num_heads + self.num_kv_heads)
-        heads = qkv.view(len(qkv), -1, self.head_dim)
-        query, key, value = heads.split(
-            (self.num_heads, self.num_kv_heads, self.num_kv_heads), dim=1
-        )
+        step = self.shared.step_of(hidden_states, position_embeddings, self)
+        x, norm, scale = step.x, step.norm, self.attention_norm
+        qkv = self.qkv(norm.run(scale.weight, scale.epsilon))
+        step.rotate.run(qkv)
+        query, key, value = qkv.view(step.heads_shape).split_with_sizes(self.heads, dim=1)
         attended = octavo_step.attend(self.call, query, key, value)
-        normed = self.mlp_norm(x, delta=self.output(attended.flatten(1)))
-        x += self.down(silu_mul(self.gate_up(normed)))
+        delta, scale = self.output(attended.flatten(1)), self.mlp_norm
+        gate_up = self.gate_up(norm.run(scale.weight, scale.epsilon, delta))
+        x += self.down(step.silu_mul.run(gate_up))
         return hidden_states
+
+
+class _Shared:
+    """What all layers of a step have in common: planned at the first one, used by the rest.
+
+    Invariant: `_step` belongs to the tensors that it holds, and no tensor of another step
+    can be one of those while it does.
+    """
+
+    def __init__(self) -> None:
+        self._step: _Step | None = None
+
+    def step_of(self, hidden_states: Tensor, table: Tensor, layer: FusedLayer) -> _Step:
+        """The step of these tensors."""
+        step = self._step
+        if step is None or step.hidden_states is not hidden_states or step.table is not table:
+            step = self._step = _Step(hidden_states, table, layer)
+        return step
+
+
+class _Step:
+    """One step's plans; the layers run them one after the other."""
+
+    def __init__(self, hidden_states: Tensor, table: Tensor, layer: FusedLayer) -> None:
+        self.hidden_states, self.table = hidden_states, table
+        self.x = x = hidden_states[0]
+        self.norm = NormPlan(x)
+        self.rotate = RotatePlan(table, layer.num_heads + layer.num_kv_heads)
+        self.silu_mul = SiluMulPlan(len(x), layer.gate_up.num_out, x.dtype)
+        self.heads_shape = (len(x), sum(layer.heads), layer.head_dim)
+
+
+class _Scale:
+    """The weights of a norm."""
+
+    def __init__(self, norm: Any) -> None:
+        self.weight: Tensor = norm.weight.detach()
+        self.epsilon: float = norm.variance_epsilon
 
 
 class _Norm(nn.Module):
@@ -127,14 +179,13 @@ class _Norm(nn.Module):
         self.weight = norm.weight
         self.epsilon: float = norm.variance_epsilon
 
-    def forward(self, x: Tensor, delta: Tensor | None = None) -> Tensor:
-        """Return: x's norm; `delta` is added to x first, in place."""
-        rows = x.flatten(0, -2)
-        return rms_norm(rows, self.weight, self.epsilon, delta=delta).view_as(x)
+    def forward(self, x: Tensor) -> Tensor:
+        """Return: x's norm."""
+        return rms_norm(x.flatten(0, -2), self.weight, self.epsilon).view_as(x)
 
 
 class _RotaryTable(nn.Module):
-    """Cosines and sines of each token's position, side by side for `rotate_`."""
+    """Cosines and sines of each token's position, side by side for `RotatePlan`."""
 
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__()

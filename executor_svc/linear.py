@@ -18,8 +18,11 @@ _TYPICAL_ROWS = 64
 """The number of rows that the order is made for; it serves others nearly as well."""
 
 
-class Linear(nn.Module):
-    """One product in place of several that have the same input."""
+class Linear:
+    """One product in place of several that have the same input.
+
+    No module of torch's: to call one takes as long as a small product.
+    """
 
     def __init__(self, parts: Sequence[nn.Linear]) -> None:
         """Take the weights of `parts`, one below the other.
@@ -27,18 +30,31 @@ class Linear(nn.Module):
         Args:
             parts: of one width and dtype.
         """
-        super().__init__()
         weights = [part.weight.detach() for part in parts]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        self.num_out = len(weight)
         self.bias = _stacked_bias(parts)
         self.is_packed = _can_pack(weight.dtype)
         self.weight = _pack(weight) if self.is_packed else weight
 
-    def forward(self, x: Tensor) -> Tensor:
+    def __call__(self, x: Tensor) -> Tensor:
         """Return: [rows, num_out] of x [rows, num_in]."""
         if self.is_packed:
             return _multiply_packed(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias)
+
+
+class Head(nn.Module):
+    """A `Linear` that a model of transformers can hold, for its logits."""
+
+    def __init__(self, part: nn.Linear) -> None:
+        """Take the weights of `part`."""
+        super().__init__()
+        self.product = Linear([part])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return: [..., num_out] of x [..., num_in]."""
+        return self.product(x)
 
 
 @functools.cache

@@ -68,7 +68,7 @@ def sample(logits: Tensor, batch: StepBatch, rows: RowTable) -> Samples:
     if adjusted:
         lines = lines.to(torch.float32, copy=True)
         adjust(lines, sample_rows, rows)
-    best, tokens = lines.max(dim=-1)
+    best, tokens = _largest(lines)
     # A NaN anywhere in a line is its maximum too.
     sound = torch.isfinite(best)
     draws = (state["temperature"] > 0) & (state["num_beam_candidates"] == 0)
@@ -89,6 +89,16 @@ def sample(logits: Tensor, batch: StepBatch, rows: RowTable) -> Samples:
     tokens.masked_fill_(~sound, 0)
     sampled = _sampled_positions(lines, tokens, state, sound, sample_rows)
     return Samples(tokens, best.float(), _by_row(prompt, sampled))
+
+
+def _largest(lines: Tensor) -> tuple[Tensor, Tensor]:
+    """The largest value of each line, or NaN if there is one, and where it stands."""
+    if lines.device.type != "cpu" or lines.dtype != torch.float32:
+        best, places = lines.max(dim=-1)
+        return best, places
+    # numpy takes a tenth of torch's time for it.
+    places = torch.from_numpy(np.asarray(lines.numpy().argmax(axis=-1)))
+    return lines.gather(1, places[:, None])[:, 0], places
 
 
 def row_errors(
