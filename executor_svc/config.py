@@ -43,6 +43,7 @@ _DEFAULTS_IN_WORDS = {
     "model_store": f"OCTAVO_MODEL_STORE if set, else {_MODEL_STORE}",
     "num_blocks": "0, as many as memory allows",
     "num_host_blocks": "as many as fit --host-cache-gib",
+    "max_num_batched_tokens": "0, 256 on a CPU and 2048 on a GPU",
     "max_model_len": "0, the model's own",
     "num_threads": "0, one per CPU of this process",
 }
@@ -121,8 +122,8 @@ class ExecutorConfig(BaseSettings):
     host_cache_gib: Annotated[float, Field(ge=0)] = Field(
         0.25, description="GiB of host memory that back swapping."
     )
-    max_num_batched_tokens: Annotated[int, Field(ge=1)] = Field(
-        512, description="Tokens that one step may compute."
+    max_num_batched_tokens: Annotated[int, Field(ge=0)] = Field(
+        0, description="Tokens that one step may compute."
     )
     max_num_rows: Annotated[int, Field(ge=1, le=65536)] = Field(
         256, description="Sequences that may exist at once."

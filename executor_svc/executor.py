@@ -44,6 +44,9 @@ _log = get_logger(__name__)
 
 _GIB = 1 << 30
 _PROBE_TOKENS = 2
+_TOKENS_OF_A_STEP = {"cpu": 256, "cuda": 2048}
+"""Prompt tokens of a step hold up the streams beside them. Larger steps compute no faster:
+256 tokens keep a CPU's products busy, some thousand a GPU's."""
 _PLENTY = 0.25
 """A pool of at most this share of the memory needs no measured step beside it."""
 
@@ -124,7 +127,11 @@ class Executor:
         )
         if config.fuse_layers and loaded.device.type == "cpu":
             fuse(loaded.model)
-        shape, size = _size_pool(config, loaded)
+        max_num_batched_tokens = (
+            config.max_num_batched_tokens or _TOKENS_OF_A_STEP[loaded.device.type]
+        )
+        largest_step = min(max_num_batched_tokens, loaded.max_model_len)
+        shape, size = _size_pool(config, loaded, largest_step)
         pool = KvPool(
             shape,
             block_size=config.block_size,
@@ -139,7 +146,7 @@ class Executor:
             num_device_blocks=size.num_device_blocks,
             num_host_blocks=size.num_host_blocks,
             vocab_size=loaded.vocab_size,
-            max_num_batched_tokens=config.max_num_batched_tokens,
+            max_num_batched_tokens=max_num_batched_tokens,
         )
         attention = choose_attention(config.attention, pool)
         graphs = None
@@ -316,7 +323,9 @@ def _describe(
     )
 
 
-def _size_pool(config: ExecutorConfig, loaded: LoadedModel) -> tuple[KvShape, _PoolSize]:
+def _size_pool(
+    config: ExecutorConfig, loaded: LoadedModel, largest_step: int
+) -> tuple[KvShape, _PoolSize]:
     """Measure a worst-case step, then divide what is left into blocks.
 
     Raises:
@@ -326,7 +335,7 @@ def _size_pool(config: ExecutorConfig, loaded: LoadedModel) -> tuple[KvShape, _P
         shape = probe(loaded, _PROBE_TOKENS)
         num_blocks = config.num_blocks
     else:
-        shape, budget = _profile(config, loaded)
+        shape, budget = _profile(config, loaded, largest_step)
         num_blocks = int(budget // shape.block_bytes(config.block_size))
     if num_blocks < 1:
         raise StartupError(
@@ -339,13 +348,14 @@ def _size_pool(config: ExecutorConfig, loaded: LoadedModel) -> tuple[KvShape, _P
     return shape, _PoolSize(num_blocks, host_blocks)
 
 
-def _profile(config: ExecutorConfig, loaded: LoadedModel) -> tuple[KvShape, float]:
+def _profile(
+    config: ExecutorConfig, loaded: LoadedModel, largest_step: int
+) -> tuple[KvShape, float]:
     """K/V shape, and bytes that the pool may take beside a step of the largest size."""
-    num_tokens = min(config.max_num_batched_tokens, loaded.max_model_len)
     if loaded.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(loaded.device)
         before = torch.cuda.memory_allocated(loaded.device)
-        shape = probe(loaded, num_tokens)
+        shape = probe(loaded, largest_step)
         step_bytes = torch.cuda.max_memory_allocated(loaded.device) - before
         torch.cuda.empty_cache()
         free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
@@ -355,7 +365,7 @@ def _profile(config: ExecutorConfig, loaded: LoadedModel) -> tuple[KvShape, floa
         # On a CPU the measurement is seconds of start-up, and would not change the answer.
         return probe(loaded, _PROBE_TOKENS), wanted
     before = _peak_rss_bytes()
-    shape = probe(loaded, num_tokens)
+    shape = probe(loaded, largest_step)
     step_bytes = _peak_rss_bytes() - before
     left = (_available_bytes() - step_bytes) * config.memory_utilization
     return shape, min(left, wanted)

@@ -112,9 +112,9 @@ class SchedulerConfig(BaseSettings):
         description="Name under which executors know this process, unique among schedulers.",
     )
     max_num_batched_tokens: int = Field(
-        512,
+        8192,
         ge=1,
-        description="Tokens that one step may compute; an executor's own limit may be lower.",
+        description="Tokens that one step may compute; an executor's own limit is lower as a rule.",
     )
     max_num_seqs: int = Field(128, ge=1, description="Sequences that may run in one step.")
     max_queue: int = Field(
