@@ -22,6 +22,7 @@ from executor_svc.drawn import DrawnTokens
 from executor_svc.errors import DeviceLost, InvalidPlan, KvCheckFailed, StartupError
 from executor_svc.fingerprint import fingerprint
 from executor_svc.fused_layers import fuse
+from executor_svc.huge_pages import use_huge_pages
 from executor_svc.kv_check import KvCheck
 from executor_svc.logs import get_logger
 from executor_svc.model_loader import LoadedModel, load_model, one_line, probe
@@ -154,6 +155,8 @@ class Executor:
             from executor_svc.cuda_graphs import CudaRecorder, record_decodes  # need Triton
 
             graphs = record_decodes(loaded, pool, limits, CudaRecorder(loaded.device))
+        if loaded.device.type == "cpu":
+            use_huge_pages()
         runner = ModelRunner(loaded, pool, attention, graphs)
         description = _describe(config, identity, loaded, runner, limits)
         kv_check = KvCheck(limits) if config.kv_check else None

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from octavo_kernels.cpu.layers import rms_norm, rotate_, silu_mul
+from octavo_kernels.cpu.layers import (
+    NormPlan,
+    RotatePlan,
+    SiluMulPlan,
+    rms_norm,
+    rotate_,
+    silu_mul,
+)
 from torch import Tensor
 
 # One rounding of the result, and of what was written in between.
@@ -73,6 +80,40 @@ def test_rotate(dtype: torch.dtype, head_dim: int, num_rows: int) -> None:
     got = x.view(num_rows, 7, head_dim)
     assert_near(got[:, :num_heads], expected)
     assert torch.equal(got[:, num_heads:].double(), heads[:, num_heads:])
+
+
+def test_a_plan_keeps_nothing_of_the_run_before() -> None:
+    """One plan serves layer after layer, with other weights and with or without a sum."""
+    torch.manual_seed(1)
+    x = torch.randn(5, 64)
+    norm, silu_mul_plan = NormPlan(x), SiluMulPlan(5, 128, torch.float32)
+    rotate = RotatePlan(torch.randn(5, 64), 2)
+    for _ in range(2):
+        weight, delta = torch.randn(64), torch.randn(5, 64)
+        expected = rms_norm(x.clone(), weight, 1e-5, delta=delta)
+        assert torch.equal(norm.run(weight, 1e-5, delta), expected)
+        assert torch.equal(norm.run(weight, 1e-3), rms_norm(x, weight, 1e-3))
+        gate_up = torch.randn(5, 200)[:, :128]
+        assert torch.equal(silu_mul_plan.run(gate_up), silu_mul(gate_up))
+        wide = torch.randn(5, 300)
+        turned = wide.clone()
+        rotate_(turned, rotate._table, 2)
+        rotate.run(wide)
+        assert torch.equal(wide, turned)
+
+
+def test_what_is_not_as_planned_is_named() -> None:
+    """In a later run as in the first one."""
+    x = torch.ones(4, 64)
+    cases = {
+        "weight": lambda: NormPlan(x).run(torch.ones(32), 1e-5),
+        "delta": lambda: NormPlan(x).run(torch.ones(64), 1e-5, torch.ones(3, 64)),
+        "gate_up": lambda: SiluMulPlan(4, 128, torch.float32).run(torch.ones(4, 64)),
+        "table": lambda: RotatePlan(x, 1).run(torch.ones(3, 64)),
+    }
+    for name, run in cases.items():
+        with pytest.raises(ValueError, match=name):
+            run()
 
 
 def test_what_does_not_fit_is_named() -> None:

@@ -1,0 +1,53 @@
+"""Which memory is put on huge pages."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from pathlib import Path
+
+import pytest
+
+from executor_svc import huge_pages
+from executor_svc.huge_pages import large_mappings, use_huge_pages
+
+MAPS = """\
+00400000-00452000 r-xp 00000000 08:02 173521      /usr/bin/python
+00e03000-0e524000 rw-p 00000000 00:00 0           [heap]
+7f0000000000-7f0040100000 rw-p 00000000 00:00 0 
+7f1000000000-7f1000800000 rw-p 00000000 00:00 0 
+7f2000000000-7f2040000000 r--p 00000000 08:02 173 /models/model.safetensors
+7f3000000000-7f3040000000 rw-s 00000000 00:05 9   /dev/shm/shared
+7f4000000000-7f4004000000 ---p 00000000 00:00 0 
+7ffc00000000-7ffc08000000 rw-p 00000000 00:00 0   [stack]
+"""  # noqa: W291  as the kernel writes it
+MIB = 1 << 20
+
+
+def test_large_private_memory_is_taken_and_nothing_else() -> None:
+    """No code, no file, nothing shared, no stack, nothing small; borders are whole pages."""
+    assert large_mappings(MAPS) == [
+        (0x1000000, 0xE400000 - 0x1000000),
+        (0x7F0000000000, 1025 * MIB - MIB),
+    ]
+
+
+def test_memory_is_marked_and_keeps_its_content() -> None:
+    """As the kernel tells of this very process."""
+    block = mmap.mmap(-1, 64 * MIB, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    block[: len(b"K/V")] = b"K/V"
+    num_bytes = use_huge_pages()
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        assert num_bytes == 0
+        return
+    assert num_bytes >= 62 * MIB
+    assert block[: len(b"K/V")] == b"K/V"
+    assert not any(block[MIB : 64 * MIB])
+    smaps = Path("/proc/self/smaps").read_text(encoding="utf-8")
+    assert re.search(r"^VmFlags:.* hg\b", smaps, re.MULTILINE)
+
+
+def test_without_proc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On another system."""
+    monkeypatch.setattr(huge_pages, "_MAPS", Path("/nowhere/maps"))
+    assert use_huge_pages() == 0
