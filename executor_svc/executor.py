@@ -126,7 +126,8 @@ class Executor:
             dtype=config.dtype,
             max_model_len=config.max_model_len,
         )
-        if config.fuse_layers and loaded.device.type == "cpu":
+        on_cpu = loaded.device.type == "cpu"
+        if config.fuse_layers and on_cpu:
             fuse(loaded.model)
         max_num_batched_tokens = (
             config.max_num_batched_tokens or _TOKENS_OF_A_STEP[loaded.device.type]
@@ -140,6 +141,8 @@ class Executor:
             num_host_blocks=size.num_host_blocks,
             device=loaded.device,
         )
+        if on_cpu:
+            use_huge_pages()
         limits = Limits(
             max_num_rows=config.max_num_rows,
             max_model_len=loaded.max_model_len,
@@ -155,8 +158,6 @@ class Executor:
             from executor_svc.cuda_graphs import CudaRecorder, record_decodes  # need Triton
 
             graphs = record_decodes(loaded, pool, limits, CudaRecorder(loaded.device))
-        if loaded.device.type == "cpu":
-            use_huge_pages()
         runner = ModelRunner(loaded, pool, attention, graphs)
         description = _describe(config, identity, loaded, runner, limits)
         kv_check = KvCheck(limits) if config.kv_check else None

@@ -13,7 +13,7 @@ import re
 from pathlib import Path
 
 _MAPS = Path("/proc/self/maps")
-_MADV_HUGEPAGE, _MADV_COLLAPSE = 14, 25
+_MADV_HUGEPAGE = 14
 _HUGE_BYTES = 2 << 20
 _LEAST_BYTES = 16 << 20
 """Smaller mappings are threads' stacks and the like, which would only grow."""
@@ -21,9 +21,10 @@ _ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 +(\[heap\])?$
 
 
 def use_huge_pages() -> int:
-    """Mark all large memory of this process, and move to huge pages what is in use.
+    """Mark all large memory of this process; call it when everything is allocated.
 
-    Call it when everything is loaded. What is not in use yet comes in huge pages later.
+    What is not in use yet, as the pool, comes in huge pages when it is. What is in use, as
+    the weights, the kernel moves in the background. To have it moved here takes seconds.
 
     Returns: how many bytes were marked; 0 where the system knows no such thing.
     """
@@ -36,8 +37,6 @@ def use_huge_pages() -> int:
         if madvise(begin, size, _MADV_HUGEPAGE):
             return num_bytes  # the kernel was built without them
         num_bytes += size
-        # Linux before 6.1 does not know how, and moves it in the background, slowly.
-        madvise(begin, size, _MADV_COLLAPSE)
     return num_bytes
 
 
