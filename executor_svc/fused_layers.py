@@ -31,6 +31,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from executor_svc.attention import AttentionCall, AttentionStep
+from executor_svc.huge_pages import Slabs
 from executor_svc.linear import Head, Linear
 
 # Their layers differ in biases and in whether a window slides, which the modules tell.
@@ -62,7 +63,7 @@ def fuse(model: PreTrainedModel) -> bool:
         layers[index] = FusedLayer(layer, shared)
     body.norm = _Norm(body.norm)
     body.rotary_emb = _RotaryTable(body.rotary_emb)
-    model.lm_head = Head(model.lm_head)
+    model.lm_head = Head(model.lm_head, shared.slabs)
     return True
 
 
@@ -106,11 +107,11 @@ class FusedLayer(nn.Module):
         heads = (self.num_heads, self.num_kv_heads, self.num_kv_heads)
         self.heads = list(heads)
         self.attention_norm = _Scale(layer.input_layernorm)
-        self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj])
-        self.output = Linear([attention.o_proj])
+        self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj], shared.slabs)
+        self.output = Linear([attention.o_proj], shared.slabs)
         self.mlp_norm = _Scale(layer.post_attention_layernorm)
-        self.gate_up = Linear([mlp.gate_proj, mlp.up_proj])
-        self.down = Linear([mlp.down_proj])
+        self.gate_up = Linear([mlp.gate_proj, mlp.up_proj], shared.slabs)
+        self.down = Linear([mlp.down_proj], shared.slabs)
 
     def forward(
         self,
@@ -141,6 +142,7 @@ class _Shared:
     """
 
     def __init__(self) -> None:
+        self.slabs = Slabs()
         self._step: _Step | None = None
 
     def step_of(self, hidden_states: Tensor, table: Tensor, layer: FusedLayer) -> _Step:

@@ -9,12 +9,18 @@ only to memory that is marked ("madvise").
 from __future__ import annotations
 
 import ctypes
+import functools
 import re
+from collections.abc import Callable
 from pathlib import Path
+
+import torch
+from torch import Tensor
 
 _MAPS = Path("/proc/self/maps")
 _MADV_HUGEPAGE = 14
 _HUGE_BYTES = 2 << 20
+_SLAB_BYTES = 64 << 20
 _LEAST_BYTES = 16 << 20
 """Smaller mappings are threads' stacks and the like, which would only grow."""
 _ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 +(\[heap\])?$")
@@ -23,21 +29,64 @@ _ANONYMOUS = re.compile(r"([0-9a-f]+)-([0-9a-f]+) rw-p \S+ 00:00 0 +(\[heap\])?$
 def use_huge_pages() -> int:
     """Mark all large memory of this process; call it when everything is allocated.
 
-    What is not in use yet, as the pool, comes in huge pages when it is. What is in use, as
-    the weights, the kernel moves in the background. To have it moved here takes seconds.
+    What is not in use yet, as the pool, comes in huge pages when it is. What is in use the
+    kernel moves in the background. To have it moved here would take seconds.
 
     Returns: how many bytes were marked; 0 where the system knows no such thing.
     """
     if not _MAPS.exists():
         return 0
-    madvise = ctypes.CDLL(None, use_errno=True).madvise
-    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     num_bytes = 0
     for begin, size in large_mappings(_MAPS.read_text(encoding="utf-8")):
-        if madvise(begin, size, _MADV_HUGEPAGE):
-            return num_bytes  # the kernel was built without them
-        num_bytes += size
+        num_bytes += _mark(begin, begin + size)
     return num_bytes
+
+
+class Slabs:
+    """Room for many tensors that live as long as the process, in huge pages from the start.
+
+    A tensor alone has no huge pages where it begins and ends, and a layer's weights are
+    small; so they lie one after the other in slabs.
+    """
+
+    def __init__(self) -> None:
+        self._free = torch.empty(0)
+
+    def take(self, numel: int) -> Tensor:
+        """Room for an fp32 tensor.
+
+        Args:
+            numel: elements.
+        Returns: [numel] fp32, not initialised, at an address that is a multiple of 64.
+        """
+        if len(self._free) < numel:
+            self._free = _huge_tensor(max(numel, _SLAB_BYTES // 4))
+        taken, self._free = self._free[:numel], self._free[numel + -numel % 16 :]
+        return taken
+
+
+def _huge_tensor(numel: int) -> Tensor:
+    """[numel] fp32 from the border of a huge page on, marked before its first use."""
+    slack = _HUGE_BYTES // 4
+    whole = torch.empty(numel + slack)
+    begin = whole.data_ptr()
+    skipped = -begin % _HUGE_BYTES
+    if _MAPS.exists():
+        _mark(begin + skipped, begin + whole.nbytes)
+    return whole[skipped // 4 :][:numel]
+
+
+def _mark(begin: int, end: int) -> int:
+    """Ask for huge pages; returns how many bytes, 0 if the kernel was built without them."""
+    size = (end - begin) // _HUGE_BYTES * _HUGE_BYTES
+    return 0 if _madvise()(begin, size, _MADV_HUGEPAGE) else size
+
+
+@functools.cache
+def _madvise() -> Callable[[int, int, int], int]:
+    function = ctypes.CDLL(None, use_errno=True).madvise
+    function.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    return function
 
 
 def large_mappings(maps: str) -> list[tuple[int, int]]:

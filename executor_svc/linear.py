@@ -1,18 +1,22 @@
 """Matrix products of an executor on a CPU.
 
-oneDNN multiplies fastest by weights in an order of its own. Torch's plain product makes
+Every fast product wants its weights in an order of its own. Torch's plain product makes
 that order anew in every call, for fp32 as for bf16: at the 64 rows of a busy step that is
-a quarter to a half of its time, at a few rows more. So weights are reordered once.
+a quarter to a half of its time, at a few rows more. So weights are reordered once: fp32
+for the product of `octavo_kernels`, bf16 for oneDNN's, which has the instructions for it.
 """
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
+from octavo_kernels.cpu.linear import PackedLinear, is_worthwhile, packed_size
 from torch import Tensor, nn
 from torch.nn.functional import linear
+
+from executor_svc.huge_pages import Slabs
 
 _TYPICAL_ROWS = 64
 """The number of rows that the order is made for; it serves others nearly as well."""
@@ -24,37 +28,43 @@ class Linear:
     No module of torch's: to call one takes as long as a small product.
     """
 
-    def __init__(self, parts: Sequence[nn.Linear]) -> None:
+    def __init__(self, parts: Sequence[nn.Linear], slabs: Slabs) -> None:
         """Take the weights of `parts`, one below the other.
 
         Args:
             parts: of one width and dtype.
+            slabs: where a packed weight goes.
         """
         weights = [part.weight.detach() for part in parts]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         self.num_out = len(weight)
-        self.bias = _stacked_bias(parts)
-        self.is_packed = _can_pack(weight.dtype)
-        self.weight = _pack(weight) if self.is_packed else weight
+        self._multiply = _product(weight, _stacked_bias(parts), slabs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return: [rows, num_out] of x [rows, num_in]."""
-        if self.is_packed:
-            return _multiply_packed(x, self.weight, self.bias)
-        return linear(x, self.weight, self.bias)
+        return self._multiply(x)
+
+
+def _product(weight: Tensor, bias: Tensor | None, slabs: Slabs) -> Callable[[Tensor], Tensor]:
+    """The fastest product that this machine has, its weight in the order that it wants."""
+    if weight.dtype is torch.float32 and is_worthwhile():
+        return PackedLinear(weight, bias, slabs.take(packed_size(*weight.shape)))
+    if _can_pack(weight.dtype):
+        return functools.partial(_multiply_packed, weight=_pack(weight), bias=bias)
+    return functools.partial(linear, weight=weight, bias=bias)
 
 
 class Head(nn.Module):
     """A `Linear` that a model of transformers can hold, for its logits."""
 
-    def __init__(self, part: nn.Linear) -> None:
-        """Take the weights of `part`."""
+    def __init__(self, part: nn.Linear, slabs: Slabs) -> None:
+        """Take the weights of `part`; `slabs` as for `Linear`."""
         super().__init__()
-        self.product = Linear([part])
+        self.product = Linear([part], slabs)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return: [..., num_out] of x [..., num_in]."""
-        return self.product(x)
+        return self.product(x.flatten(0, -2)).view(*x.shape[:-1], -1)
 
 
 @functools.cache

@@ -23,6 +23,7 @@ from executor_svc import attention, linear
 from executor_svc.attention import ReferenceStep
 from executor_svc.batch import build_batch
 from executor_svc.fused_layers import fuse
+from executor_svc.huge_pages import Slabs
 from executor_svc.model_loader import LoadedModel, forward
 from executor_svc.plan import Plan, RowStart
 from executor_svc.pool import KvPool, KvShape
@@ -171,16 +172,17 @@ def test_replaced_weights_are_given_back() -> None:
     assert all(weight() is None for weight in weights)
 
 
-@pytest.mark.parametrize("can_pack", [True, False])
+@pytest.mark.parametrize("product", ["octavo", "onednn", "torch"])
 @pytest.mark.parametrize("num_rows", [1, 5, 200])
 def test_products_of_several_weights_in_one(
-    num_rows: int, can_pack: bool, monkeypatch: pytest.MonkeyPatch
+    num_rows: int, product: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With and without a bias, with weights in oneDNN's order or as they are."""
-    if not can_pack:
+    """With and without a bias, with weights in either order or as they are."""
+    monkeypatch.setattr(linear, "is_worthwhile", lambda: product == "octavo")
+    if product == "torch":
         monkeypatch.setattr(linear, "_can_pack", lambda _: False)
     torch.manual_seed(3)
     parts = [torch.nn.Linear(64, 32), torch.nn.Linear(64, 96, bias=False)]
     x = torch.randn(num_rows, 64)
     expected = torch.cat([part(x) for part in parts], dim=1).detach()
-    torch.testing.assert_close(linear.Linear(parts)(x).detach(), expected)
+    torch.testing.assert_close(linear.Linear(parts, Slabs())(x).detach(), expected)

@@ -7,9 +7,10 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from executor_svc import huge_pages
-from executor_svc.huge_pages import large_mappings, use_huge_pages
+from executor_svc.huge_pages import Slabs, large_mappings, use_huge_pages
 
 MAPS = """\
 00400000-00452000 r-xp 00000000 08:02 173521      /usr/bin/python
@@ -51,3 +52,31 @@ def test_without_proc_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
     """On another system."""
     monkeypatch.setattr(huge_pages, "_MAPS", Path("/nowhere/maps"))
     assert use_huge_pages() == 0
+
+
+def test_slabs_hold_tensors_apart() -> None:
+    """Aligned, none on another, of every size: none, odd, and more than a slab."""
+    slabs = Slabs()
+    sizes = [1, 17, 0, 1 << 16, 3, (64 << 20) // 4 + 5, 100]
+    tensors = [slabs.take(size) for size in sizes]
+    for value, tensor in enumerate(tensors):
+        tensor.fill_(value)
+    for value, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
+        assert tensor.shape == (size,)
+        assert tensor.data_ptr() % 64 == 0
+        assert torch.equal(tensor, torch.full((size,), float(value)))
+
+
+def test_a_slab_begins_on_a_huge_page_that_is_marked() -> None:
+    """As the kernel tells of the mapping."""
+    tensor = Slabs().take(16)
+    assert tensor.data_ptr() % (2 * MIB) == 0
+    if not Path("/sys/kernel/mm/transparent_hugepage").exists():
+        return
+    smaps = Path("/proc/self/smaps").read_text(encoding="utf-8")
+    mapping = re.compile(r"^([0-9a-f]+)-([0-9a-f]+) .*?^VmFlags:([^\n]*)", re.MULTILINE | re.DOTALL)
+    for begin, end, flags in mapping.findall(smaps):
+        if int(begin, 16) <= tensor.data_ptr() < int(end, 16):
+            assert "hg" in flags.split()
+            return
+    raise AssertionError("the tensor is in no mapping")

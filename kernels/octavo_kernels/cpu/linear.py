@@ -1,0 +1,134 @@
+"""Matrix products in fp32 by a weight that was packed once, for the rows of a step.
+
+Ours because oneDNN's product, which reorders nothing either once its weight is packed,
+reaches 60 to 80% of this one at the 8 to 256 rows of a step (docs/performance.md). And
+here a row's outputs are the same to the bit whatever rows are computed beside it.
+"""
+
+from __future__ import annotations
+
+import functools
+import platform
+from collections.abc import Callable
+from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from octavo_kernels.checks import check_contiguous, check_dtype, check_shape
+from octavo_kernels.cpu.build import KernelsUnavailable
+from octavo_kernels.cpu.library import library
+
+_LEAST_PARALLEL_PRODUCTS = 1 << 16
+
+
+class _Linear(Structure):
+    """`octavo_linear` of csrc/linear.c."""
+
+    _fields_ = (
+        *[(name, c_void_p) for name in ("x", "weight", "bias", "out")],
+        *[(name, c_int64) for name in ("x_stride", "num_rows", "num_in", "num_out")],
+        ("num_threads", c_int32),
+    )
+
+
+def is_worthwhile() -> bool:
+    """Whether this product is for this machine: it was measured on x86 only."""
+    if platform.machine() not in {"x86_64", "AMD64"}:
+        return False
+    try:
+        _functions()
+    except KernelsUnavailable:
+        return False
+    return True
+
+
+def packed_size(num_out: int, num_in: int) -> int:
+    """Elements of a packed weight."""
+    width = _functions()[1]
+    return -(-num_out // width) * width * num_in
+
+
+class PackedLinear:
+    """A weight, packed, and its product with rows. For one thread at a time."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None, room: Tensor | None = None) -> None:
+        """Pack a weight; it is of no use afterwards.
+
+        Args:
+            weight: [num_out, num_in] fp32.
+            bias: [num_out] fp32, added to each product.
+            room: [packed_size(num_out, num_in)] fp32 contiguous, to pack into.
+
+        Raises:
+            ValueError: if a shape or dtype does not fit.
+            KernelsUnavailable: if the compiled kernels cannot be had here.
+        """
+        check_shape("weight", weight, (None, None))
+        self.num_out, self.num_in = weight.shape
+        self._function, width = _functions()
+        size = packed_size(self.num_out, self.num_in)
+        room = torch.empty(size) if room is None else room
+        check_shape("room", room, (size,))
+        check_contiguous("room", room)
+        given = {"weight": weight, "room": room}
+        if bias is not None:
+            check_shape("bias", bias, (self.num_out,))
+            given["bias"] = bias
+        for name, tensor in given.items():
+            check_dtype(name, tensor, torch.float32)
+        self.weight = room.view(-1, self.num_in, width)
+        whole = self.num_out // width
+        inputs_first = weight[: whole * width].view(whole, width, self.num_in).transpose(1, 2)
+        self.weight[:whole].copy_(inputs_first)
+        if rest := self.num_out - whole * width:
+            self.weight[whole].zero_()
+            self.weight[whole, :, :rest].copy_(weight[whole * width :].T)
+        self._bias = None
+        if bias is not None:
+            self._bias = torch.zeros(len(self.weight) * width)
+            self._bias[: self.num_out] = bias
+        self._call = _Linear(
+            weight=self.weight.data_ptr(),
+            bias=None if self._bias is None else self._bias.data_ptr(),
+            num_in=self.num_in,
+            num_out=self.num_out,
+        )
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Multiply.
+
+        Args:
+            x: [num_rows, num_in] fp32, rows contiguous.
+        Returns: [num_rows, num_out].
+
+        Raises:
+            ValueError: if x is not so.
+        """
+        if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != self.num_in:
+            raise ValueError(
+                f"x {tuple(x.shape)} {x.dtype} is not (rows, {self.num_in}) torch.float32"
+            )
+        if x.stride(1) != 1:
+            raise ValueError("x: rows must be contiguous")
+        num_rows = len(x)
+        out = torch.empty((num_rows, self.num_out))
+        call = self._call
+        call.x, call.x_stride, call.out = x.data_ptr(), x.stride(0), out.data_ptr()
+        call.num_rows = num_rows
+        products = num_rows * self.num_out * self.num_in
+        call.num_threads = torch.get_num_threads() if products >= _LEAST_PARALLEL_PRODUCTS else 1
+        self._function(byref(call))
+        return out
+
+
+@functools.cache
+def _functions() -> tuple[Callable[[Any], None], int]:
+    """The product, and how many outputs lie beside one another in a packed weight."""
+    loaded = library()
+    function = loaded.octavo_linear_fp32
+    function.argtypes = (POINTER(_Linear),)
+    function.restype = None
+    loaded.octavo_panel_width.argtypes = ()
+    return function, int(loaded.octavo_panel_width())
