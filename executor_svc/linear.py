@@ -64,7 +64,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return: [..., num_out] of x [..., num_in]."""
-        return self.product(x.flatten(0, -2)).view(*x.shape[:-1], -1)
+        return self.product(x.flatten(0, -2)).view(*x.shape[:-1], self.product.num_out)
 
 
 @functools.cache

@@ -186,3 +186,12 @@ def test_products_of_several_weights_in_one(
     x = torch.randn(num_rows, 64)
     expected = torch.cat([part(x) for part in parts], dim=1).detach()
     torch.testing.assert_close(linear.Linear(parts, Slabs())(x).detach(), expected)
+
+
+@pytest.mark.parametrize("num_kept", [0, 1, 3])
+def test_logits_of_the_places_that_are_kept(num_kept: int) -> None:
+    """None too: a step that only computes a part of a prompt wants none."""
+    torch.manual_seed(3)
+    part = torch.nn.Linear(64, 40, bias=False)
+    x = torch.randn(1, num_kept, 64)
+    torch.testing.assert_close(linear.Head(part, Slabs())(x), part(x).detach())
