@@ -50,6 +50,7 @@ _METAVARS = {
     "step_timeout_seconds": "SECONDS",
     "claim_timeout_seconds": "SECONDS",
     "grace_seconds": "SECONDS",
+    "reader_timeout_seconds": "SECONDS",
     "tokenizer_threads": "N",
     "max_request_bytes": "BYTES",
 }
@@ -161,6 +162,12 @@ class SchedulerConfig(BaseSettings):
         ge=0.0,
         le=3600.0,
         description="Seconds that running requests get to finish after SIGTERM.",
+    )
+    reader_timeout_seconds: float = Field(
+        300.0,
+        gt=0.0,
+        le=86400.0,
+        description="Seconds that a client may take nothing of its stream before it is given up.",
     )
     tokenizer_threads: int = Field(2, ge=1, le=64, description="Threads that tokenize prompts.")
     max_request_bytes: int = Field(

@@ -8,6 +8,7 @@ OctavoError
 ├── QueueFull           the bounded queue is full; carries a retry delay
 ├── Unavailable         draining, or no executor is connected
 ├── DeadlineExceeded    the deadline passed while the request waited
+├── ReaderStalled       the client took nothing of its stream for too long
 ├── RequestFailed       the service could not go on with this request
 └── StartupError        the service cannot start; one line says what to do
 
@@ -68,6 +69,10 @@ class Unavailable(OctavoError):
 
 class DeadlineExceeded(OctavoError):
     """The deadline passed before the request was done."""
+
+
+class ReaderStalled(OctavoError):
+    """The client took nothing of its stream for too long."""
 
 
 class RequestFailed(OctavoError):

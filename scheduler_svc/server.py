@@ -46,7 +46,11 @@ class SchedulerServer:
         )
         self.engine = Engine(config, model.fingerprint)
         self._inference = inference.InferenceServicer(
-            self.engine, model, codec, max_model_len=config.max_model_len
+            self.engine,
+            model,
+            codec,
+            max_model_len=config.max_model_len,
+            reader_timeout_seconds=config.reader_timeout_seconds,
         )
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # untyped package

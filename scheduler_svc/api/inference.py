@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
@@ -21,6 +22,7 @@ from scheduler_svc.errors import (
     DeadlineExceeded,
     InvalidArgument,
     OctavoError,
+    ReaderStalled,
     RequestFailed,
     Unavailable,
     UnknownModel,
@@ -53,6 +55,7 @@ class InferenceServicer:
         codec: TextCodec,
         *,
         max_model_len: int = 0,
+        reader_timeout_seconds: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve one model.
@@ -62,12 +65,14 @@ class InferenceServicer:
             model: what is served.
             codec: its tokenizer and template.
             max_model_len: cap in tokens; 0 is none.
+            reader_timeout_seconds: a client that takes nothing for so long is given up.
             clock: the one that the engine plans by, in seconds.
         """
         self._engine = engine
         self._model = model
         self._codec = codec
         self._max_model_len = max_model_len
+        self._reader_timeout_seconds = reader_timeout_seconds
         self._clock = clock
         self._is_draining = False
         self._num_active = 0
@@ -167,6 +172,8 @@ class InferenceServicer:
         except asyncio.CancelledError:
             _log.info("request_cancelled", num_tokens=generation.num_completion_tokens)
             raise
+        except ReaderStalled:
+            raise  # there is nobody to tell how the choices ended
         except DeadlineExceeded as error:
             await self._fail(generation, context, FinishReason.CANCELLED, str(error))
             raise
@@ -184,15 +191,15 @@ class InferenceServicer:
         self, generation: Generation, stream: TokenStream | None, context: Context
     ) -> None:
         generation.open(_nothing if stream is None else stream.stop)
-        await _send(generation, context)
+        await self._send(generation, context)
         while stream is not None and not generation.is_done:
             outputs = await stream.receive()
             if not outputs:
                 raise RuntimeError("the engine ended a request before its choices ended")
             generation.accept(outputs, stream.stop)
-            await _send(generation, context)
+            await self._send(generation, context)
         generation.close(None if stream is None else stream.stats)
-        await _send(generation, context)
+        await self._send(generation, context)
         self._check_ends(generation)
         _log.info("request_finished", num_tokens=generation.num_completion_tokens)
 
@@ -217,7 +224,20 @@ class InferenceServicer:
         """Tell the client how each choice ended, if it is still there."""
         generation.fail(reason, error)
         with contextlib.suppress(Exception):  # the error that led here matters more
-            await _send(generation, context)
+            await self._send(generation, context)
+
+    async def _send(self, generation: Generation, context: Context) -> None:
+        """Send what is due, at the client's pace, as long as it takes anything at all.
+
+        Raises:  ReaderStalled: if it takes nothing for too long.
+        """
+        while generation.outbox:
+            try:
+                async with asyncio.timeout(self._reader_timeout_seconds):
+                    await context.write(generation.outbox.popleft())
+            except TimeoutError:
+                seconds = f"{self._reader_timeout_seconds:g}"
+                raise ReaderStalled(f"the client took nothing for {seconds} seconds") from None
 
     async def _prompt_tokens(self, message: inference_pb2.GenerateRequest) -> list[int]:
         match message.WhichOneof("prompt"):
@@ -305,8 +325,3 @@ def _turns(chat: inference_pb2.ChatPrompt) -> list[Message]:
 
 def _nothing(_: int) -> None:
     """Stop nothing: there is no engine behind this request."""
-
-
-async def _send(generation: Generation, context: Context) -> None:
-    while generation.outbox:
-        await context.write(generation.outbox.popleft())

@@ -28,6 +28,7 @@ _TABLE: dict[type[errors.OctavoError], tuple[int, str]] = {
     errors.QueueFull: (code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
     errors.Unavailable: (code_pb2.UNAVAILABLE, "UNAVAILABLE"),
     errors.RequestFailed: (code_pb2.INTERNAL, "INTERNAL"),
+    errors.ReaderStalled: (code_pb2.ABORTED, "READER_STALLED"),
     errors.DeadlineExceeded: (code_pb2.DEADLINE_EXCEEDED, "DEADLINE_EXCEEDED"),
 }
 

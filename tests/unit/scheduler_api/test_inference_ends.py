@@ -78,6 +78,44 @@ async def test_a_client_that_does_not_read_is_cancelled_too(service: Service, sp
     await asyncio.wait_for(stream.cancelled.wait(), 5)
 
 
+async def test_a_client_that_takes_nothing_for_too_long_is_given_up(
+    service: Service, spell: Any
+) -> None:
+    """Its blocks are freed, its call ends, and it is told why if it ever reads again."""
+
+    def forever(_: Request) -> Any:
+        while True:
+            yield [out(spell("a") * 1000)]
+
+    service.engine.script = forever
+    service.servicer._reader_timeout_seconds = 0.5
+    call = service.stub.Generate(ask(), timeout=60)
+    await call.read()
+    await asyncio.wait_for(service.engine.streams[0].cancelled.wait(), 20)
+    async with asyncio.timeout(20):
+        while service.servicer.num_active:
+            await asyncio.sleep(0.05)
+        while await call.read() is not grpc.aio.EOF:
+            pass
+    assert await call.code() is grpc.StatusCode.ABORTED
+    assert "took nothing for 0.5 seconds" in await call.details()
+
+
+async def test_a_slow_client_that_takes_something_is_not_given_up(
+    service: Service, spell: Any
+) -> None:
+    """The time counts from what it took last."""
+    script(service, *([out(spell("a") * 1000)] for _ in range(300)))
+    service.servicer._reader_timeout_seconds = 2.0
+    call = service.stub.Generate(ask(), timeout=60)
+    for _ in range(50):
+        await call.read()
+        await asyncio.sleep(0.1)
+    assert service.servicer.num_active == 1
+    assert not service.engine.streams[0].cancelled.is_set()
+    call.cancel()
+
+
 async def test_a_deadline_frees_its_request(service: Service, spell: Any) -> None:
     """The client gets DEADLINE_EXCEEDED, the core knew the deadline, blocks are freed."""
     script(service, [out(spell("a"))])
