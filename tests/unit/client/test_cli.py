@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pty
+import re
+import select
 import signal
 import socket
 import subprocess
@@ -286,9 +290,67 @@ def test_chat_answers_an_unknown_command_itself(fake: Any) -> None:
     assert done.returncode == 0, done.stderr
     said = [request.chat.messages[0].content for request in fake.requests]
     assert said == ["/etc/hosts is what?"]
-    assert "no command /rest: /reset forgets" in done.stdout
-    assert "no command /stat: /reset forgets" in done.stdout
+    assert "no command /rest: /retry asks again" in done.stdout
+    assert "no command /stat: /retry asks again" in done.stdout
     assert "1 token, " in done.stdout
+
+
+def test_chat_takes_back_and_asks_again(fake: Any) -> None:
+    """/undo forgets the last message and its reply; /retry sends the last message anew."""
+    typed = "/undo\n/retry\none\ntwo\n/undo\nthree\n/retry\n/stats\n"
+    done = octavo(
+        "chat", "--target", fake.target, "--system", "be brief", "--max-tokens", "1", input=typed
+    )
+    assert done.returncode == 0, done.stderr
+    said = [[turn.content for turn in request.chat.messages][1:] for request in fake.requests]
+    assert said == [["one"], ["one", "1 ", "two"], ["one", "1 ", "three"], ["one", "1 ", "three"]]
+    assert "nothing to take back" in done.stdout
+    assert "nothing was asked yet" in done.stdout
+    assert "taken back: two" in done.stdout
+
+
+@pytest.mark.parametrize("keeps", [True, False])
+def test_chat_remembers_what_was_typed_before(fake: Any, tmp_path: Path, keeps: bool) -> None:
+    """In a terminal the arrow key brings it back the next time, unless told not to keep it."""
+    flags = () if keeps else ("--no-history",)
+    typed_in_terminal(fake, tmp_path, b"first question\n", *flags)
+    arrow_up = b"\x1b[A\n"
+    typed_in_terminal(fake, tmp_path, arrow_up, *flags)
+    said = [request.chat.messages[-1].content for request in fake.requests]
+    assert said == (["first question"] * 2 if keeps else ["first question"])
+    file = tmp_path / "octavo" / "chat_history"
+    assert file.exists() is keeps
+    if keeps:
+        assert file.stat().st_mode & 0o077 == 0, "others may read it"
+
+
+def typed_in_terminal(fake: Any, state: Path, typed: bytes, *flags: str) -> None:
+    """Run a chat in a terminal of its own, and leave it by Ctrl-D."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [*OCTAVO, "chat", "--target", fake.target, "--max-tokens", "1", *flags],
+        stdin=theirs, stdout=theirs, stderr=theirs,
+        env={**os.environ, "XDG_STATE_HOME": str(state), "TERM": "xterm"},
+    )  # fmt: skip
+    os.close(theirs)
+    for line in (typed, b"\x04"):
+        wait_for_prompt(ours)
+        os.write(ours, line)
+    with contextlib.suppress(OSError):  # its end is an error on a terminal
+        while os.read(ours, 4096):
+            pass
+    os.close(ours)
+    assert process.wait(timeout=20) == 0
+
+
+def wait_for_prompt(terminal: int) -> None:
+    """Read what a terminal shows up to the next line that asks for a message."""
+    deadline = time.monotonic() + 20
+    shown = b""
+    while not re.search(rb"\n[^\n]*> ", shown):
+        assert time.monotonic() < deadline, shown
+        if select.select([terminal], [], [], 0.2)[0]:
+            shown += os.read(terminal, 4096)
 
 
 def test_chat_keeps_a_cut_reply_as_it_is(fake: Any) -> None:

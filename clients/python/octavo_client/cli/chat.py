@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 import sys
 import time
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from octavo_client.cli._line_editing import start_line_editing
 from octavo_client.cli._options import max_tokens_option, target_option, timeout_option
 from octavo_client.cli._words import counted, drop_max_tokens, hinted, notice_retry
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 
     from octavo_client import Client, GenerateParams, Message
 
-_HELP = "/reset forgets the conversation · /stats · /exit · a line that ends with \\ goes on"
+_HELP = (
+    "/retry asks again · /undo takes back · /reset forgets all · /stats · /exit · a line that ends "
+    "with \\ goes on"
+)
 
 
 @dataclass
@@ -43,6 +46,14 @@ class _Conversation:
 
         self.messages = [] if self.system is None else [Message("system", self.system)]
 
+    def undo(self) -> str | None:
+        """Forget the last message and its reply; returns the message, None if there is none."""
+        if not self.messages or self.messages[-1].role != "assistant":
+            return None
+        question, _ = self.messages[-2:]
+        del self.messages[-2:]
+        return question.content
+
     def stats(self) -> str:
         """One line of sums."""
         rate = self.num_reply_tokens / self.reply_seconds if self.reply_seconds else 0.0
@@ -61,6 +72,7 @@ class _Conversation:
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy. [default: the model's]")
 @click.option("--top-p", type=float, metavar="P", help="Keep tokens up to this probability mass.")
 @click.option("--seed", type=int, metavar="SEED", help="Same seed, same replies.")
+@click.option("--no-history", is_flag=True, help="Do not keep what is typed for the next time.")
 @timeout_option
 def chat(
     *,
@@ -70,9 +82,13 @@ def chat(
     temperature: float | None,
     top_p: float | None,
     seed: int | None,
+    no_history: bool,
     timeout: float,
 ) -> int:
-    """Chat with the model. Ctrl-C ends a reply, and at the prompt the chat."""
+    """Chat with the model. Ctrl-C ends a reply, and at the prompt the chat.
+
+    The arrow keys bring back what was typed, today and before.
+    """
     from rich.console import Console
 
     from octavo_client import Client
@@ -86,9 +102,8 @@ def chat(
         params["top_p"] = top_p
     if seed is not None:
         params["seed"] = seed
-    with contextlib.suppress(ImportError):
-        import readline  # noqa: F401  # editing, history and pasted lines, by being imported
-
+    if sys.stdin.isatty():
+        start_line_editing(keep_history=not no_history)
     console = Console(highlight=False)
     with Client(target, timeout=timeout, on_retry=notice_retry) as client:
         model = client.model()
@@ -118,6 +133,16 @@ def _loop(
             case "/reset":
                 conversation.reset()
                 console.print("forgotten", style="dim")
+            case "/undo":
+                taken = conversation.undo()
+                said = "nothing to take back" if taken is None else f"taken back: {taken}"
+                console.print(said, style="dim", markup=False)
+            case "/retry":
+                taken = conversation.undo()
+                if taken is None:
+                    console.print("nothing was asked yet", style="dim")
+                else:
+                    _reply(client, conversation, taken, params, console)
             case "/stats":
                 console.print(conversation.stats(), style="dim", markup=False)
             case "/help":
