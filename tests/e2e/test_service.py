@@ -28,6 +28,7 @@ from octavo_client._async_client import AsyncStream
 from octavo_client._local import LocalStack
 
 from tests.e2e.conftest import Serve, Served
+from tests.e2e.waiting import until_free
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -43,16 +44,6 @@ async def served(serve: Serve) -> AsyncIterator[Served]:
 def client(served: Served) -> AsyncClient:
     """A client of them."""
     return served[0]
-
-
-async def until_free(client: AsyncClient, seconds: float = 5.0) -> int:
-    """Wait until no block is referenced; return the step that was planned last."""
-    for _ in range(int(seconds / 0.01)):
-        executor = (await client.snapshot()).executors[0]
-        if executor.pool.num_referenced == 0 and executor.num_running == 0:
-            return executor.step_id
-        await asyncio.sleep(0.01)
-    raise AssertionError(f"blocks are still held: {executor.pool}")
 
 
 async def test_64_streams_have_exact_lengths_and_leave_no_block(client: AsyncClient) -> None:
