@@ -146,9 +146,10 @@ async def test_a_drain_that_runs_out_of_time_ends_every_choice(serve: Serve) -> 
             call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, timeout=60)
             events = [await call.read() for _ in range(4)]
             os.kill(stack.pid("scheduler"), signal.SIGTERM)
-            while (event := await call.read()) is not grpc.aio.EOF:
-                events.append(event)
-            assert await call.code() is grpc.StatusCode.UNAVAILABLE
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                while True:
+                    events.append(await call.read())
+            assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         ends = [event.finished for event in events if event.WhichOneof("event") == "finished"]
         assert sorted(end.index for end in ends) == [0, 1, 2]
         assert {end.reason for end in ends} == {types_pb2.FINISH_REASON_CANCELLED}

@@ -24,7 +24,9 @@ def test_product(num_in: int, num_out: int, num_rows: int, num_threads: int) -> 
     exact = x.double() @ weight.double().T
     # An input's rounding, times the largest sum of magnitudes that an output has.
     tolerance = 2.0**-24 * num_in * float((x.abs() @ weight.abs().T).max()) if num_rows else 0.0
-    plain = PackedLinear(weight, None, room[:-16])
+    wide = torch.full((num_out, num_in + 5), float("nan"))
+    wide[:, :num_in] = weight
+    plain = PackedLinear(wide[:, :num_in], None, room[:-16])
     torch.testing.assert_close(plain(x).double(), exact, rtol=0, atol=tolerance)
     assert room[-16:].isnan().all()
     biased = PackedLinear(weight, bias)
@@ -61,6 +63,7 @@ def test_nan_and_infinity_stay_in_their_row() -> None:
     [
         ((torch.zeros(4), None), "weight"),
         ((torch.zeros(4, 4, dtype=torch.bfloat16), None), "weight"),
+        ((torch.zeros(4, 4).T[::2], None), "weight"),
         ((torch.zeros(4, 4), torch.zeros(3)), "bias"),
         ((torch.zeros(4, 4), torch.zeros(4).double()), "bias"),
         ((torch.zeros(4, 4), None, torch.zeros(4)), "room"),

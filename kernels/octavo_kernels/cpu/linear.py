@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import functools
 import platform
-from collections.abc import Callable
 from ctypes import POINTER, Structure, byref, c_int32, c_int64, c_void_p
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -33,6 +31,16 @@ class _Linear(Structure):
     )
 
 
+class _Packing(Structure):
+    """`octavo_packing` of csrc/linear.c."""
+
+    _fields_ = (
+        *[(name, c_void_p) for name in ("weight", "packed")],
+        *[(name, c_int64) for name in ("row_stride", "num_in", "num_out")],
+        ("num_threads", c_int32),
+    )
+
+
 def is_worthwhile() -> bool:
     """Whether this product is for this machine: it was measured on x86 only."""
     if platform.machine() not in {"x86_64", "AMD64"}:
@@ -46,7 +54,7 @@ def is_worthwhile() -> bool:
 
 def packed_size(num_out: int, num_in: int) -> int:
     """Elements of a packed weight."""
-    width = _functions()[1]
+    width = _functions().panel_width
     return -(-num_out // width) * width * num_in
 
 
@@ -67,7 +75,8 @@ class PackedLinear:
         """
         check_shape("weight", weight, (None, None))
         self.num_out, self.num_in = weight.shape
-        self._function, width = _functions()
+        functions = _functions()
+        self._multiply, width = functions.multiply, functions.panel_width
         size = packed_size(self.num_out, self.num_in)
         room = torch.empty(size) if room is None else room
         check_shape("room", room, (size,))
@@ -78,13 +87,21 @@ class PackedLinear:
             given["bias"] = bias
         for name, tensor in given.items():
             check_dtype(name, tensor, torch.float32)
+        if weight.stride(1) != 1:
+            raise ValueError("weight: rows must be contiguous")
         self.weight = room.view(-1, self.num_in, width)
-        whole = self.num_out // width
-        inputs_first = weight[: whole * width].view(whole, width, self.num_in).transpose(1, 2)
-        self.weight[:whole].copy_(inputs_first)
-        if rest := self.num_out - whole * width:
-            self.weight[whole].zero_()
-            self.weight[whole, :, :rest].copy_(weight[whole * width :].T)
+        functions.pack(
+            byref(
+                _Packing(
+                    weight=weight.data_ptr(),
+                    packed=room.data_ptr(),
+                    row_stride=weight.stride(0),
+                    num_in=self.num_in,
+                    num_out=self.num_out,
+                    num_threads=torch.get_num_threads(),
+                )
+            )
+        )
         self._bias = None
         if bias is not None:
             self._bias = torch.zeros(len(self.weight) * width)
@@ -119,16 +136,24 @@ class PackedLinear:
         call.num_rows = num_rows
         products = num_rows * self.num_out * self.num_in
         call.num_threads = torch.get_num_threads() if products >= _LEAST_PARALLEL_PRODUCTS else 1
-        self._function(byref(call))
+        self._multiply(byref(call))
         return out
 
 
-@functools.cache
-def _functions() -> tuple[Callable[[Any], None], int]:
-    """The product, and how many outputs lie beside one another in a packed weight."""
-    loaded = library()
-    function = loaded.octavo_linear_fp32
-    function.argtypes = (POINTER(_Linear),)
-    function.restype = None
-    loaded.octavo_panel_width.argtypes = ()
-    return function, int(loaded.octavo_panel_width())
+class _Functions:
+    """The library's entry points, declared once.
+
+    `panel_width` is how many outputs lie beside one another in a packed weight.
+    """
+
+    def __init__(self) -> None:
+        loaded = library()
+        self.multiply, self.pack = loaded.octavo_linear_fp32, loaded.octavo_pack_fp32
+        for function, argument in ((self.multiply, _Linear), (self.pack, _Packing)):
+            function.argtypes = (POINTER(argument),)
+            function.restype = None
+        loaded.octavo_panel_width.argtypes = ()
+        self.panel_width = int(loaded.octavo_panel_width())
+
+
+_functions = functools.cache(_Functions)

@@ -32,6 +32,40 @@ typedef struct {
 
 EXPORT int32_t octavo_panel_width(void) { return PAIR; }
 
+/* A weight as it is, and where it is packed to. */
+typedef struct {
+    const float *weight; /* [num_out, row_stride] */
+    float *packed;       /* [panels, num_in, PAIR] */
+    int64_t row_stride, num_in, num_out;
+    int32_t num_threads;
+} octavo_packing;
+
+typedef struct {
+    const octavo_packing *call;
+    int64_t next;
+} packing_queue;
+
+static void pack_some(void *argument) {
+    packing_queue *queue = argument;
+    const octavo_packing *call = queue->call;
+    for (;;) {
+        int64_t panel = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
+        int64_t left = call->num_out - panel * PAIR;
+        if (left <= 0)
+            return;
+        const float *from = call->weight + panel * PAIR * call->row_stride;
+        float *to = call->packed + panel * PAIR * call->num_in;
+        for (int64_t in = 0; in < call->num_in; in++)
+            for (int64_t out = 0; out < PAIR; out++)
+                to[in * PAIR + out] = out < left ? from[out * call->row_stride + in] : 0;
+    }
+}
+
+EXPORT void octavo_pack_fp32(const octavo_packing *call) {
+    packing_queue queue = {call, 0};
+    run_parallel(pack_some, &queue, call->num_threads);
+}
+
 /* One panel by `num_rows` rows from `first` on, all outputs of which go to `out`. */
 INLINE void tile(const octavo_linear *call, int num_rows, int64_t first, int64_t panel, float *out,
                  int64_t out_stride, const char *coming, int64_t coming_step) {
