@@ -28,7 +28,7 @@ from octavo_client._types import (
     Model,
     Snapshot,
 )
-from octavo_client.errors import Cancelled, OctavoError, Overloaded, Unavailable
+from octavo_client.errors import Cancelled, OctavoError
 
 _T = TypeVar("_T")
 _Call = aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
@@ -215,7 +215,7 @@ class AsyncClient:
             except aio.AioRpcError as failure:
                 error = _translate(failure, self._target)
             error = name_deadline(error, time.monotonic(), deadline, seconds)
-            if not isinstance(error, Unavailable | Overloaded):
+            if not self._policy.covers(error):
                 raise error
             delay = self._policy.delay(attempt, error.retry_after)
             if attempt == self._policy.max_attempts or time.monotonic() + delay >= deadline:

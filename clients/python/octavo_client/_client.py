@@ -27,7 +27,7 @@ from octavo_client._types import (
     Model,
     Snapshot,
 )
-from octavo_client.errors import Cancelled, OctavoError, Overloaded, Unavailable
+from octavo_client.errors import Cancelled, OctavoError
 
 _T = TypeVar("_T")
 
@@ -189,7 +189,7 @@ class Client:
             except grpc.RpcError as failure:
                 error = _translate(failure, self._target)
             error = name_deadline(error, time.monotonic(), deadline, seconds)
-            if not isinstance(error, Unavailable | Overloaded):
+            if not self._policy.covers(error):
                 raise error
             delay = self._policy.delay(attempt, error.retry_after)
             if attempt == self._policy.max_attempts or time.monotonic() + delay >= deadline:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
+from typing import TypeGuard
+
+from octavo_client.errors import OctavoError, Overloaded, Unavailable
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,12 +19,15 @@ class RetryPolicy:
             progress before the break is reported; 0 turns resuming off.
         initial_backoff_seconds: wait before the first retry; it doubles each time.
         max_backoff_seconds: longest wait, unless the service names a longer one.
+        retries_overload: whether a full queue, too, is worth asking again before the first
+            token; false for who would rather pass the refusal on at once.
     """
 
     max_attempts: int = 5
     resume_seconds: float = 60.0
     initial_backoff_seconds: float = 0.1
     max_backoff_seconds: float = 5.0
+    retries_overload: bool = True
     _rng: random.Random = field(default_factory=random.Random, repr=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -32,6 +38,14 @@ class RetryPolicy:
             raise ValueError("resume_seconds must not be negative")
         if not 0 < self.initial_backoff_seconds <= self.max_backoff_seconds:
             raise ValueError("initial_backoff_seconds must be above 0, to max_backoff_seconds")
+
+    def covers(
+        self, error: OctavoError, *, has_tokens: bool = False
+    ) -> TypeGuard[Unavailable | Overloaded]:
+        """Whether a call that failed so may be made again; one with tokens is resumed."""
+        if isinstance(error, Overloaded):
+            return self.retries_overload or has_tokens
+        return isinstance(error, Unavailable)
 
     def delay(self, num_failures: int, retry_after: float | None) -> float:
         """Seconds to wait after that many failures in a row.

@@ -19,7 +19,6 @@ from octavo_client.errors import (
     DeadlineExceeded,
     Internal,
     OctavoError,
-    Overloaded,
     Unavailable,
 )
 
@@ -178,7 +177,7 @@ class Session:
             error = Unavailable(str(error))
         if self.is_complete and isinstance(error, Unavailable):
             return None
-        if not isinstance(error, Unavailable | Overloaded):
+        if not self._policy.covers(error, has_tokens=self.has_tokens):
             raise error
         self._num_failures += 1
         delay = self._policy.delay(self._num_failures, error.retry_after)

@@ -166,6 +166,27 @@ async def test_overload_is_reported_after_max_attempts(fake: Any, wire: Any) -> 
     assert len(fake.requests) == 3
 
 
+async def test_a_policy_may_leave_overload_to_the_caller(fake: Any, wire: Any) -> None:
+    """Then a full queue is told at once; an absent service and a broken stream are retried."""
+    policy = RetryPolicy(
+        initial_backoff_seconds=0.01, max_backoff_seconds=0.02, retries_overload=False
+    )
+    full = wire.Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, started=False)
+    away = wire.Failure(grpc.StatusCode.UNAVAILABLE, started=False)
+    async with AsyncClient(fake.target, retry=policy) as client:
+        fake.failures = [full]
+        with pytest.raises(Overloaded):
+            await client.generate("hi", max_tokens=2)
+        assert len(fake.requests) == 1
+        fake.failures = [away]
+        assert (await client.generate("hi", max_tokens=2)).token_ids == (1, 2)
+        fake.failures = [wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=1), full]
+        assert (await client.generate("hi", max_tokens=3)).token_ids == (1, 2, 3)
+        fake.unary_failures = [full]
+        with pytest.raises(Overloaded):
+            await client.tokenize("hi")
+
+
 async def test_a_delay_past_the_deadline_is_not_waited_for(fake: Any, wire: Any) -> None:
     """If the service's delay ends after the deadline, the error is raised at once."""
     fake.failures = [
