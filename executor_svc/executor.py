@@ -22,7 +22,7 @@ from executor_svc.drawn import DrawnTokens
 from executor_svc.errors import DeviceLost, InvalidPlan, KvCheckFailed, StartupError
 from executor_svc.fingerprint import fingerprint
 from executor_svc.fused_layers import fuse
-from executor_svc.huge_pages import use_huge_pages
+from executor_svc.huge_pages import populate, return_freed_memory, use_huge_pages
 from executor_svc.kv_check import KvCheck
 from executor_svc.logs import get_logger
 from executor_svc.model_loader import LoadedModel, load_model, one_line, probe
@@ -142,7 +142,9 @@ class Executor:
             device=loaded.device,
         )
         if on_cpu:
+            return_freed_memory()
             use_huge_pages()
+            populate(pool.device_blocks, torch.get_num_threads())
         limits = Limits(
             max_num_rows=config.max_num_rows,
             max_model_len=loaded.max_model_len,

@@ -1,17 +1,23 @@
-"""Weights and pool on huge pages, where Linux gives them to those who ask.
+"""Memory of weights and pool: on huge pages, where Linux gives them to those who ask, and there.
 
 A step reads every weight and all live K/V, far more memory than the processor holds
 addresses of in pages of 4 KiB; it looks them up all the time, and in a virtual machine
 each look-up is itself looked up. Pages of 2 MiB end that. Most distributions give them
 only to memory that is marked ("madvise").
+
+Memory is not there until it is first written; the kernel then clears it, while a request
+waits. So the pool is made to be there at the start, and a machine that has not enough says
+so then.
 """
 
 from __future__ import annotations
 
 import ctypes
 import functools
+import mmap
 import re
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
@@ -19,6 +25,8 @@ from torch import Tensor
 
 _MAPS = Path("/proc/self/maps")
 _MADV_HUGEPAGE = 14
+_MADV_POPULATE_WRITE = 23
+_PAGE_BYTES = mmap.PAGESIZE
 _HUGE_BYTES = 2 << 20
 _SLAB_BYTES = 64 << 20
 _LEAST_BYTES = 16 << 20
@@ -40,6 +48,33 @@ def use_huge_pages() -> int:
     for begin, size in large_mappings(_MAPS.read_text(encoding="utf-8")):
         num_bytes += _mark(begin, begin + size)
     return num_bytes
+
+
+def populate(tensor: Tensor, num_threads: int) -> bool:
+    """Have all memory of a tensor there, its content as it is; some GB a second.
+
+    Args:
+        tensor: contiguous, on the CPU; marked for huge pages before, if it should have them.
+        num_threads: that do it side by side.
+    Returns: False where the system cannot (not Linux, or one before 5.14).
+    """
+    if not _MAPS.exists():
+        return False
+    begin = -(-tensor.data_ptr() // _PAGE_BYTES) * _PAGE_BYTES
+    end = (tensor.data_ptr() + tensor.nbytes) // _PAGE_BYTES * _PAGE_BYTES
+    share = -(-max(0, end - begin) // (num_threads * _HUGE_BYTES)) * _HUGE_BYTES
+    parts = [(first, min(share, end - first)) for first in range(begin, end, max(1, share))]
+    madvise = _madvise()  # which lets go of the interpreter
+    with ThreadPoolExecutor(num_threads) as threads:
+        results = threads.map(lambda part: madvise(*part, _MADV_POPULATE_WRITE), parts)
+        return not any(results)
+
+
+def return_freed_memory() -> None:
+    """Give the system back what the allocator keeps of what was freed, as after loading."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc has it
+    if trim is not None:
+        trim(ctypes.c_size_t(0))
 
 
 class Slabs:

@@ -10,7 +10,13 @@ import pytest
 import torch
 
 from executor_svc import huge_pages
-from executor_svc.huge_pages import Slabs, large_mappings, use_huge_pages
+from executor_svc.huge_pages import (
+    Slabs,
+    large_mappings,
+    populate,
+    return_freed_memory,
+    use_huge_pages,
+)
 
 MAPS = """\
 00400000-00452000 r-xp 00000000 08:02 173521      /usr/bin/python
@@ -80,3 +86,39 @@ def test_a_slab_begins_on_a_huge_page_that_is_marked() -> None:
             assert "hg" in flags.split()
             return
     raise AssertionError("the tensor is in no mapping")
+
+
+def resident_mib() -> float:
+    """Resident memory of this process."""
+    status = Path("/proc/self/status").read_text(encoding="ascii")
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024  # type: ignore[index]  # it is there
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_populated_memory_is_there_and_keeps_its_content(num_threads: int) -> None:
+    """All of it, before anyone writes to it."""
+    tensor = torch.empty(100 << 18)  # 100 MiB
+    tensor[:1000], tensor[-1000:] = 1.0, 2.0
+    before = resident_mib()
+    assert populate(tensor, num_threads)
+    assert resident_mib() - before > 95
+    assert tensor[:1000].eq(1).all()
+    assert tensor[-1000:].eq(2).all()
+    assert tensor[1000:-1000].eq(0).all()
+
+
+@pytest.mark.parametrize("numel", [0, 1, 5000])
+def test_small_tensors_are_populated_too(numel: int) -> None:
+    """Less than a page of them may be all there is."""
+    assert populate(torch.ones(numel), 2)
+
+
+def test_freed_memory_goes_back() -> None:
+    """What the allocator keeps of many pieces, with one in use after them all."""
+    pieces = [torch.ones(20_000) for _ in range(1000)]  # 76 MiB
+    last = torch.ones(20_000)
+    del pieces
+    before = resident_mib()
+    return_freed_memory()
+    assert resident_mib() <= before
+    assert last.eq(1).all()
