@@ -63,7 +63,10 @@ def fuse(model: PreTrainedModel) -> bool:
         layers[index] = FusedLayer(layer, shared)
     body.norm = _Norm(body.norm)
     body.rotary_emb = _RotaryTable(body.rotary_emb)
-    model.lm_head = Head(model.lm_head, shared.slabs)
+    is_tied = body.embed_tokens.weight is model.lm_head.weight
+    model.lm_head = head = Head(model.lm_head, shared.slabs)
+    if is_tied and (embedding := head.embedding()) is not None:
+        body.embed_tokens = embedding  # the weight is not there twice
     return True
 
 

@@ -38,11 +38,11 @@ class Linear:
         weights = [part.weight.detach() for part in parts]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
         self.num_out = len(weight)
-        self._multiply = _product(weight, _stacked_bias(parts), slabs)
+        self.multiply = _product(weight, _stacked_bias(parts), slabs)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return: [rows, num_out] of x [rows, num_in]."""
-        return self._multiply(x)
+        return self.multiply(x)
 
 
 def _product(weight: Tensor, bias: Tensor | None, slabs: Slabs) -> Callable[[Tensor], Tensor]:
@@ -52,6 +52,20 @@ def _product(weight: Tensor, bias: Tensor | None, slabs: Slabs) -> Callable[[Ten
     if _can_pack(weight.dtype):
         return functools.partial(_multiply_packed, weight=_pack(weight), bias=bias)
     return functools.partial(linear, weight=weight, bias=bias)
+
+
+class Embedding(nn.Module):
+    """The embedding of a model whose logits are products with the same weight, packed once."""
+
+    def __init__(self, packed: PackedLinear) -> None:
+        """Read rows from `packed`."""
+        super().__init__()
+        self._packed = packed
+
+    def forward(self, token_ids: Tensor) -> Tensor:
+        """Return: [..., width] of token_ids [...]."""
+        rows = self._packed.rows(token_ids.flatten())
+        return rows.view(*token_ids.shape, self._packed.num_in)
 
 
 class Head(nn.Module):
@@ -65,6 +79,11 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return: [..., num_out] of x [..., num_in]."""
         return self.product(x.flatten(0, -2)).view(*x.shape[:-1], self.product.num_out)
+
+    def embedding(self) -> Embedding | None:
+        """An embedding of the same weight, if it is packed in our own order."""
+        multiply = self.product.multiply
+        return Embedding(multiply) if isinstance(multiply, PackedLinear) else None
 
 
 @functools.cache

@@ -139,6 +139,16 @@ class PackedLinear:
         self._multiply(byref(call))
         return out
 
+    def rows(self, indices: Tensor) -> Tensor:
+        """Rows of the weight as it was before it was packed.
+
+        Args:
+            indices: [num_rows] int64, each from 0 to num_out - 1.
+        Returns: [num_rows, num_in] fp32.
+        """
+        width = self.weight.shape[2]
+        return self.weight[indices // width, :, indices % width]
+
 
 class _Functions:
     """The library's entry points, declared once.

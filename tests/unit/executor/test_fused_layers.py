@@ -195,3 +195,15 @@ def test_logits_of_the_places_that_are_kept(num_kept: int) -> None:
     part = torch.nn.Linear(64, 40, bias=False)
     x = torch.randn(1, num_kept, 64)
     torch.testing.assert_close(linear.Head(part, Slabs())(x), part(x).detach())
+
+
+@pytest.mark.parametrize("width", [32, 49])
+def test_a_tied_embedding_reads_the_packed_weight(width: int) -> None:
+    """Every row, of ids in any shape."""
+    torch.manual_seed(3)
+    part = torch.nn.Linear(64, width, bias=False)
+    embedding = linear.Head(part, Slabs()).embedding()
+    assert embedding is not None
+    token_ids = torch.randint(width, (3, 7))
+    assert torch.equal(embedding(token_ids), part.weight.detach()[token_ids])
+    assert torch.equal(embedding(torch.arange(width)), part.weight.detach())
