@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from octavo_client.bench.measure import Slo, Summary
 from octavo_client.bench.run import Run
@@ -88,10 +88,21 @@ class Peer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """All turns of all peers, in the peers' order. A peer that failed has fewer turns."""
+    """All turns so far of all peers, in the peers' order. A peer that failed has fewer turns."""
 
     names: tuple[str, ...]
     turns: dict[str, list[Turn]]
+
+    @classmethod
+    def of(cls, peers: Sequence[Peer]) -> Self:
+        """Begin without turns."""
+        names = tuple(peer.name for peer in peers)
+        return cls(names, {name: [] for name in names})
+
+    @property
+    def is_empty(self) -> bool:
+        """No turn has ended yet."""
+        return not any(self.turns.values())
 
     @property
     def has_failed(self) -> bool:
@@ -119,10 +130,15 @@ async def compare(
     on_start: Callable[[int, str], None] = lambda *_: None,
     on_wait: Callable[[str], None] = lambda _: None,
     on_end: Callable[[str, Turn], None] = lambda *_: None,
+    into: Comparison | None = None,
 ) -> Comparison:
-    """Give every peer its turns; one that fails gets no more, and the others go on."""
+    """Give every peer its turns; one that fails gets no more, and the others go on.
+
+    Turns are added to `into` as they end, so that who is interrupted has them.
+    """
     by_name = {peer.name: peer for peer in peers}
-    turns: dict[str, list[Turn]] = {name: [] for name in by_name}
+    comparison = Comparison.of(peers) if into is None else into
+    turns = comparison.turns
     for number, name in schedule(tuple(by_name), num_rounds):
         if any(turn.error is not None for turn in turns[name]):
             continue
@@ -133,7 +149,7 @@ async def compare(
             turn = Turn(error=" ".join(str(error).split()))
         turns[name].append(turn)
         on_end(name, turn)
-    return Comparison(tuple(by_name), turns)
+    return comparison
 
 
 def warm_up_for(requests: Sequence[Request]) -> list[Request]:

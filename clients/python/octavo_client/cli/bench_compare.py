@@ -140,6 +140,7 @@ def _parse_setting(text: str) -> tuple[str, str]:
 
 
 async def _compare(entrants: dict[str, Recipe | str], options: dict[str, Any]) -> int:
+    from octavo_client.bench.compare import Comparison
     from octavo_client.bench.compare import compare as run_rounds
 
     load = _load(options)
@@ -149,16 +150,24 @@ async def _compare(entrants: dict[str, Recipe | str], options: dict[str, Any]) -
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
     keeps_logs = True
+    peers = _peers(entrants, log_dir)
+    comparison = Comparison.of(peers)
     try:
-        comparison = await run_rounds(
-            _peers(entrants, log_dir),
+        await run_rounds(
+            peers,
             load,
             num_rounds=options["rounds"],
             on_start=lambda number, name: _say(f"round {number}/{options['rounds']}: {name}"),
             on_wait=lambda what: _say(f"  {what}"),
             on_end=lambda _, turn: _say_turn(turn),
+            into=comparison,
         )
         keeps_logs = comparison.has_failed or comparison.num_bad > 0
+    except asyncio.CancelledError:
+        if not comparison.is_empty:
+            _say("interrupted; these turns had ended:")
+            _report(comparison, entrants, options, len(load.requests))
+        raise
     finally:
         if options["log_dir"] is None and not keeps_logs:
             shutil.rmtree(log_dir, ignore_errors=True)

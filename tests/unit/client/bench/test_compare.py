@@ -328,22 +328,29 @@ def test_a_failed_peer_is_told_and_the_others_go_on(
 def test_a_signal_stops_what_was_started(
     recipe: Callable[..., Path], workload: Path, tmp_path: Path, number: int, code: int
 ) -> None:
-    """Ctrl-C or SIGTERM amid a turn: the peer ends, then the command, without a traceback."""
-    logs = tmp_path / "logs"
+    """Ctrl-C or SIGTERM amid a turn: the peer ends, then the command, without a traceback.
+
+    The turns that had ended are reported.
+    """
+    logs, out = tmp_path / "logs", tmp_path / "out.json"
     command = [sys.executable, "-P", "-m", "octavo_client", "bench", "compare"]
-    command += ["--peer", str(recipe("deaf", "never-ready")), "--requests", str(workload)]
-    command += ["--log-dir", str(logs)]
-    running = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    command += ["--peer", str(recipe("good")), "--peer", str(recipe("deaf", "never-ready"))]
+    command += ["--requests", str(workload), "--log-dir", str(logs), "--json", str(out)]
+    pipe = subprocess.PIPE
+    running = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True)
     log = logs / "deaf.log"
     deadline = time.monotonic() + 60
     while not (log.exists() and "serving" in log.read_text()) and time.monotonic() < deadline:
         time.sleep(0.05)
     pid = int(Path(f"/proc/{running.pid}/task/{running.pid}/children").read_text().split()[0])
     running.send_signal(number)
-    _, err = running.communicate(timeout=60)
+    printed, err = running.communicate(timeout=60)
     assert running.returncode == code
     assert "Traceback" not in err
     assert not is_alive(pid)
+    assert "interrupted" in err
+    assert "| output tokens/s" in printed
+    assert [len(peer["turns"]) for peer in json.loads(out.read_text())["peers"]] == [1, 0]
 
 
 def test_wrong_lengths_make_it_fail(
