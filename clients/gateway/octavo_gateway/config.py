@@ -1,0 +1,277 @@
+"""The gateway's settings: one frozen object, the only reader of the environment.
+
+A flag wins over its environment variable, which wins over the default. The variable of
+--max-concurrent-requests is OCTAVO_GATEWAY_MAX_CONCURRENT_REQUESTS, and so on.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, Literal, NoReturn
+
+from pydantic import Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails, PydanticCustomError
+from pydantic_settings import (
+    BaseSettings,
+    CliSettingsSource,
+    NoDecode,
+    SettingsConfigDict,
+    SettingsError,
+)
+
+from octavo_gateway.errors import StartupError
+
+ENV_PREFIX = "OCTAVO_GATEWAY_"
+_PROG = "octavo gateway"
+_MAX_PORT = 65535
+# What --help calls the value of a flag that is neither a switch nor a choice.
+_METAVARS = {
+    "listen": "HOST:PORT",
+    "target": "HOST:PORT",
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "ca_file": "FILE",
+    "cert_file": "FILE",
+    "key_file": "FILE",
+    "server_name": "NAME",
+    "cors_origins": "ORIGIN,...",
+    "timeout": "SECONDS",
+    "max_concurrent_requests": "N",
+    "max_body_bytes": "BYTES",
+    "grace_seconds": "SECONDS",
+}
+_DEFAULTS_IN_WORDS = {
+    "tls_cert": "none, plain HTTP",
+    "tls_key": "none",
+    "ca_file": "none, the system's roots with grpcs://",
+    "cert_file": "none",
+    "key_file": "none",
+    "server_name": "the host of --target",
+    "cors_origins": "none",
+    "max_body_bytes": "4194304, 4 MiB",
+}
+
+
+class GatewayConfig(BaseSettings):
+    """Serve OpenAI's HTTP API in front of a scheduler, as a client of it."""
+
+    model_config = SettingsConfigDict(
+        env_prefix=ENV_PREFIX,
+        frozen=True,
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_avoid_json=True,
+        cli_hide_none_type=True,
+    )
+
+    listen: str = Field(
+        "127.0.0.1:8000", description="HOST:PORT of the HTTP API; port 0 takes a free one."
+    )
+    insecure_bind: bool = Field(
+        False,
+        description="Allow --listen on an address that other machines reach without --tls-cert: "
+        "texts and keys travel unencrypted.",
+    )
+    target: str = Field(
+        "127.0.0.1:50051",
+        min_length=1,
+        description="HOST:PORT of the scheduler, grpcs://HOST:PORT for TLS; a name with several "
+        "addresses is a set of replicas.",
+    )
+    insecure_target: bool = Field(
+        False,
+        description="Allow a --target on another machine without TLS: texts and callers' keys "
+        "travel unencrypted.",
+    )
+    ca_file: Path | None = Field(
+        None, description="Certificates, in PEM, that --target's must be signed by; turns TLS on."
+    )
+    cert_file: Path | None = Field(
+        None, description="Certificate, in PEM, that is shown to --target."
+    )
+    key_file: Path | None = Field(None, description="Private key of --cert-file.")
+    server_name: str | None = Field(
+        None, description="Name that --target's certificate must have instead."
+    )
+    tls_cert: Path | None = Field(
+        None, description="Certificate chain, in PEM, for --listen; turns HTTPS on."
+    )
+    tls_key: Path | None = Field(None, description="Private key of --tls-cert.")
+    cors_origins: Annotated[tuple[str, ...], NoDecode] = Field(
+        (),
+        description="Origins whose pages may call from a browser, separated by commas; * is all.",
+    )
+    timeout: float = Field(
+        600.0, gt=0.0, le=86400.0, description="Seconds that one request may take in all."
+    )
+    max_concurrent_requests: int = Field(
+        1024, ge=1, description="Requests in flight; more are refused with 429 and a delay."
+    )
+    max_body_bytes: int = Field(
+        4 * 1024 * 1024,
+        ge=1024,
+        le=1024 * 1024 * 1024,
+        description="Bytes of one request's body; the scheduler has a limit of its own.",
+    )
+    grace_seconds: float = Field(
+        30.0,
+        ge=0.0,
+        le=3600.0,
+        description="Seconds that requests in flight get to finish after SIGTERM.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        "info", description="Least severe event that is logged."
+    )
+    log_format: Literal["auto", "console", "json"] = Field(
+        "auto",
+        description="Of the log on stderr: for people, or one JSON object per line. auto: console "
+        "on a terminal, else json.",
+    )
+
+    @field_validator("cors_origins", mode="before")
+    @classmethod
+    def _split_list(cls, value: object) -> object:
+        parts = [value] if isinstance(value, str) else value
+        if isinstance(parts, list | tuple):
+            split = (part.strip() for item in parts for part in str(item).split(","))
+            return tuple(part for part in split if part)
+        return value
+
+    @field_validator("listen")
+    @classmethod
+    def _check_listen(cls, value: str) -> str:
+        parse_address(value)
+        return value
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> GatewayConfig:
+        for cert, key in (("tls_cert", "tls_key"), ("cert_file", "key_file")):
+            if (getattr(self, cert) is None) != (getattr(self, key) is None):
+                raise StartupError(f"{_flag(cert)} and {_flag(key)} go together: give both")
+        return self
+
+    @model_validator(mode="after")
+    def _ask_for_open_bind(self) -> GatewayConfig:
+        host, _ = parse_address(self.listen)
+        if not (self.insecure_bind or self.tls_cert or is_loopback(host)):
+            raise StartupError(
+                f"--listen must be a loopback address, got {self.listen}; give --tls-cert and "
+                "--tls-key, or --insecure-bind to let other machines reach an unencrypted port"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _ask_for_open_target(self) -> GatewayConfig:
+        scheme, separator, rest = self.target.partition("://")
+        host = (rest if separator else scheme).rpartition(":")[0].strip("[]")
+        has_tls = scheme == "grpcs" or self.ca_file is not None
+        if not (has_tls or self.insecure_target or is_loopback(host) or scheme[:5] == "unix:"):
+            raise StartupError(
+                f"--target must be reached over TLS or be a loopback address, got {self.target}; "
+                "use grpcs:// or --ca-file, or --insecure-target if the network is yours"
+            )
+        return self
+
+    @classmethod
+    def from_args(cls, args: Sequence[str]) -> GatewayConfig:
+        """Read flags, then the environment, then defaults.
+
+        Raises:
+            StartupError: one line naming the flag and what it may be.
+            SystemExit: with code 0, after printing help.
+        """
+        try:
+            source = CliSettingsSource[Any](
+                cls, root_parser=_parser(), add_argument_method=_add_flag
+            )(args=list(args))
+            # a keyword that BaseSettings adds and mypy cannot see
+            return cls(_cli_settings_source=source)  # type: ignore[call-arg]
+        except ValidationError as error:
+            raise StartupError(_explain(error.errors()[0])) from None
+        except SettingsError as error:
+            raise StartupError(f"{str(error).splitlines()[0]}; see {_PROG} --help") from None
+
+
+class _Parser(ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise StartupError(f"{message}; see {_PROG} --help")
+
+
+def _parser() -> ArgumentParser:
+    """Give a parser whose help is for people; settings add their flags to it."""
+    variable = f"{ENV_PREFIX}GRACE_SECONDS"
+    parser = _Parser(
+        prog=_PROG,
+        usage="%(prog)s [FLAG ...]",
+        description=GatewayConfig.__doc__,
+        epilog=f"Each flag is also an environment variable: --grace-seconds is {variable}.",
+        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=30),
+        allow_abbrev=False,
+        add_help=False,
+    )
+    parser._optionals.title = "flags"
+    parser.add_argument("-h", "--help", action="help", help="Show this and exit.")
+    return parser
+
+
+def _add_flag(parser: ArgumentParser, *flags: str, dest: str, **options: Any) -> Action:
+    """Add a setting's flag, with its value and default as a person would write them."""
+    field = GatewayConfig.model_fields[dest]
+    default = _DEFAULTS_IN_WORDS.get(dest)
+    if default is None:
+        value = field.default
+        default = ("on" if value else "off") if isinstance(value, bool) else f"{value}"
+        default = f"{value:g}" if isinstance(value, float) else default
+    options["help"] = f"{field.description} (default: {default})".replace("%", "%%")
+    if dest in _METAVARS:
+        options["metavar"] = _METAVARS[dest]
+    return parser.add_argument(*flags, dest=dest, **options)
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Split HOST:PORT; the host of an IPv6 address stands in brackets.
+
+    Raises:
+        PydanticCustomError: a ValueError, if it is not of that form.
+    """
+    host, colon, port = address.rpartition(":")
+    bare = host.removeprefix("[").removesuffix("]")
+    is_bracketed = host == f"[{bare}]"
+    if not colon or not bare or (":" in bare) is not is_bracketed:
+        raise _bad("HOST:PORT")
+    if not (port.isascii() and port.isdecimal() and int(port[:6]) <= _MAX_PORT):
+        raise _bad(f"HOST:PORT with a port up to {_MAX_PORT}")
+    return bare, int(port)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches a host."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _bad(bound: str) -> PydanticCustomError:
+    return PydanticCustomError("bound", "must be {bound}", {"bound": bound})
+
+
+def _flag(name: str) -> str:
+    return "--" + name.replace("_", "-")
+
+
+def _explain(error: ErrorDetails) -> str:
+    """One line: the flag, what it may be, and what came instead."""
+    name = str(error["loc"][0]) if error["loc"] else ""
+    if name not in GatewayConfig.model_fields:
+        return str(error["msg"])
+    bound = error["msg"].replace("Input should", "must").replace("String should", "must")
+    got = str(error["input"])
+    shown = repr(got if len(got) <= 100 else got[:100] + "…")
+    return f"{_flag(name)} {bound}, got {shown} (or set {ENV_PREFIX}{name.upper()})"

@@ -1,0 +1,105 @@
+"""What each token id stands for, asked of the scheduler once and then remembered."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from octavo_client import AsyncClient, Delta, PositionLogprobs
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """The bytes of one token; a character may be split over several tokens.
+
+    Attributes:
+        raw: all of them.
+        shown: those that it adds to a text without special tokens.
+    """
+
+    raw: bytes
+    shown: bytes
+
+    @property
+    def text(self) -> str:
+        r"""Its text, or "\xe2\x80" where the bytes are no whole characters."""
+        try:
+            return self.raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return "".join(f"\\x{byte:02x}" for byte in self.raw)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its bytes are whole characters."""
+        try:
+            self.raw.decode("utf-8")
+        except UnicodeDecodeError:
+            return False
+        return True
+
+
+class Vocabulary:
+    """Tokens of one model by id.
+
+    Invariant: holds ids that the scheduler named or took, so never more than the model's
+    vocabulary has.
+    """
+
+    def __init__(self, client: AsyncClient) -> None:
+        self._client = client
+        self._tokens: dict[int, Token] = {}
+
+    def __getitem__(self, token_id: int) -> Token:
+        return self._tokens[token_id]
+
+    async def fetch(self, ids: Iterable[int], api_key: str | None) -> None:
+        """See to it that these ids are known: nothing to wait for, once all were seen.
+
+        Raises:
+            OctavoError: one of the SDK's.
+        """
+        known = self._tokens
+        missing = list({token_id: None for token_id in ids if token_id not in known})
+        if not missing:
+            return
+        shown = dict(zip(missing, await self._ask(missing, api_key), strict=True))
+        special = [token_id for token_id, own in shown.items() if not own]
+        kept = await self._ask(special, api_key, keep=True) if special else ()
+        raw = {**shown, **dict(zip(special, kept, strict=True))}
+        known.update((token_id, Token(raw[token_id], shown[token_id])) for token_id in missing)
+
+    async def _ask(
+        self, ids: Sequence[int], api_key: str | None, *, keep: bool = False
+    ) -> tuple[bytes, ...]:
+        return await self._client.token_bytes(ids, keep_special_tokens=keep, api_key=api_key)
+
+
+def ids_of(positions: Sequence[PositionLogprobs]) -> Iterable[int]:
+    """Every id that log-probabilities name."""
+    for position in positions:
+        yield position.chosen.token_id
+        for token in position.top:
+            yield token.token_id
+
+
+def ids_in(delta: Delta) -> Iterable[int]:
+    """Every id that a delta names."""
+    yield from delta.token_ids
+    yield from ids_of(delta.logprobs)
+
+
+class Offsets:
+    """Where each token of one choice begins in its text, in characters."""
+
+    def __init__(self, *, keeps_special: bool) -> None:
+        self._keeps_special = keeps_special
+        self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
+        self._next = 0
+
+    def advance(self, token: Token) -> int:
+        """Go over a token; return the number of whole characters before it."""
+        begin = self._next
+        added = token.raw if self._keeps_special else token.shown
+        self._next += len(self._decoder.decode(added))
+        return begin
