@@ -23,7 +23,9 @@ def test_the_import_rules_hold(root):
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-2000:]
 
 
-@pytest.mark.parametrize("folder", ["kernels", "proto", "clients", "clients/python"])
+@pytest.mark.parametrize(
+    "folder", ["kernels", "proto", "clients", "clients/python", "clients/gateway"]
+)
 def test_source_roots_are_not_packages(root, folder):
     """A package "kernels" or "proto" would shadow libraries that others depend on."""
     assert (root / folder).is_dir()

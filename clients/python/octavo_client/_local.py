@@ -1,4 +1,4 @@
-"""Both services as child processes of this one: started, watched, drained.
+"""Both services, and the gateway if asked for, as children: started, watched, drained.
 
 For one machine: `octavo serve`, `octavo demo` and tests. Placement and restarts in a
 cluster belong to Kubernetes.
@@ -14,7 +14,7 @@ import contextlib
 import shutil
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -25,6 +25,11 @@ from octavo_client._socket import connect_address, settle_address
 from octavo_client._types import Health
 from octavo_client.errors import OctavoError
 
+_MODULES = {
+    "executor": "executor_svc",
+    "scheduler": "scheduler_svc",
+    "gateway": "octavo_gateway",
+}
 _POLL_SECONDS = 0.05
 _KILL_SECONDS = 5.0  # after a service's own grace, before it is killed
 _ORPHAN_SECONDS = 2.0  # for a service whose other one died: nothing is left to drain
@@ -38,18 +43,20 @@ class LocalOptions:
         model: what `octavo model fetch` understands; a model folder is used as it is.
         listen: HOST:PORT of the scheduler; port 0 picks a free one.
         executor_listen: HOST:PORT of the executor; None: loopback, a free port.
+        http_listen: HOST:PORT of the gateway; None: no gateway.
         scheduler_args, executor_args: flags passed through as they are.
-        insecure_bind: let both listen without TLS on addresses other than loopback.
-        log_dir: folder of scheduler.log and executor.log; None: a temporary one, which is
+        insecure_bind: let all listen without TLS on addresses other than loopback.
+        log_dir: folder of scheduler.log and so on; None: a temporary one, which is
             removed at the end if all went well.
         echo_logs: also print the services' lines on this process's stderr.
-        start_seconds: how long both may take to be ready, without fetching the model.
+        start_seconds: how long all may take to be ready, without fetching the model.
         stop_seconds: how long each may take to drain, before it is killed.
     """
 
     model: str | None = None
     listen: str = "127.0.0.1:50051"
     executor_listen: str | None = None
+    http_listen: str | None = None
     dtype: str | None = None
     block_size: int | None = None
     num_blocks: int | None = None
@@ -68,10 +75,11 @@ class LocalOptions:
 class LocalStack:
     """One scheduler and one executor that live as long as the `async with` block.
 
-    Invariant: when the block is left, in whatever way, both processes have ended.
+    Invariant: when the block is left, in whatever way, all processes have ended.
 
     Attributes:
         target: HOST:PORT for clients, once entered.
+        http_url: root of the gateway's URLs, once entered; "" if there is none.
         log_dir: where the services' logs are, once entered.
         ready_seconds: how long it took to be ready, once entered.
     """
@@ -83,6 +91,7 @@ class LocalStack:
         self._on_wait = on_wait
         self._children: list[Child] = []
         self.target = ""
+        self.http_url = ""
         self.log_dir = Path()
         self._temporary_logs: Path | None = None
         self._has_failed = False
@@ -145,9 +154,9 @@ class LocalStack:
         raise waits[done.pop()].error()
 
     async def stop(self) -> None:
-        """Drain and end both, the scheduler first: it still needs its executor to drain.
+        """Drain and end all, from the outside in: each still needs the next to drain.
 
-        Without the other one there is nothing to wait for, so what is left ends soon.
+        Once one is missing there is nothing to wait for, so what is left ends soon.
         """
         drain = self._options.stop_seconds + _KILL_SECONDS
         is_orphaned = not self._is_stopped and any(child.has_ended for child in self._children)
@@ -158,12 +167,12 @@ class LocalStack:
             await child.stop(seconds)
 
     def kill(self) -> None:
-        """End both at once, without draining; `stop` still has to follow."""
+        """End all at once, without draining; `stop` still has to follow."""
         for child in self._children:
             child.kill()
 
     def pid(self, name: str) -> int:
-        """Process id of "scheduler" or "executor", for whoever wants to disturb it."""
+        """Process id of "scheduler", "executor" or "gateway", for whoever will disturb it."""
         return next(child.pid for child in self._children if child.name == name)
 
     async def _start(self) -> None:
@@ -173,6 +182,7 @@ class LocalStack:
             options.executor_listen or "127.0.0.1:0", "--executor-listen"
         )
         self.target = connect_address(listen)
+        http_listen = options.http_listen and settle_address(options.http_listen, "--http")
         if options.log_dir is None:
             self.log_dir = self._temporary_logs = Path(tempfile.mkdtemp(prefix="octavo-"))
         else:
@@ -185,8 +195,14 @@ class LocalStack:
         await self._spawn("executor", self._executor_flags(model, executor_listen))
         await self._spawn("scheduler", self._scheduler_flags(model, listen, executor_listen))
         deadline = time.monotonic() + options.start_seconds
-        await self._until_healthy("executor", connect_address(executor_listen), deadline)
-        await self._until_healthy("scheduler", self.target, deadline)
+        executor_target = connect_address(executor_listen)
+        await self._until("executor", executor_target, _serving(executor_target), deadline)
+        await self._until("scheduler", self.target, _serving(self.target), deadline)
+        if http_listen:
+            self.http_url = f"http://{connect_address(http_listen)}"
+            flags = ["--target", self.target, "--listen", http_listen, *self._common_flags()]
+            await self._spawn("gateway", flags)
+            await self._until("gateway", self.http_url, _answering(self.http_url), deadline)
 
     async def _resolve_model(self) -> str:
         reference = self._options.model
@@ -223,12 +239,14 @@ class LocalStack:
     async def _spawn(self, name: str, flags: list[str]) -> None:
         child = Child(name, self.log_dir / f"{name}.log", echo=self._options.echo_logs)
         self._children.append(child)
-        await child.start(f"{name}_svc", flags)
+        await child.start(_MODULES[name], flags)
 
-    async def _until_healthy(self, name: str, target: str, deadline: float) -> None:
-        """Wait until a service says SERVING; its death, or the other's, ends the wait."""
+    async def _until(
+        self, name: str, target: str, probe: Coroutine[None, None, None], deadline: float
+    ) -> None:
+        """Wait until a service is ready; its death, or another's, ends the wait."""
         self._on_wait(f"the {name} at {target}")
-        healthy = asyncio.ensure_future(_serving(target))
+        healthy = asyncio.ensure_future(probe)
         died = asyncio.ensure_future(self.wait())
         try:
             seconds = max(deadline - time.monotonic(), 0.0)
@@ -256,9 +274,23 @@ async def _serving(target: str) -> None:
     """Return when the server at target says SERVING."""
     from octavo_client import NO_RETRIES, AsyncClient
 
-    async with AsyncClient(target, retry=NO_RETRIES, unary_timeout=2.0) as client:
+    # Neither TLS nor a key, whatever the environment holds for other servers.
+    plain = AsyncClient(f"grpc://{target}", retry=NO_RETRIES, unary_timeout=2.0, api_key="")
+    async with plain as client:
         while True:
             with contextlib.suppress(OctavoError):
                 if await client.health() is Health.SERVING:
+                    return
+            await asyncio.sleep(_POLL_SECONDS)
+
+
+async def _answering(url: str) -> None:
+    """Return when the gateway at url says that it is well."""
+    import httpx
+
+    async with httpx.AsyncClient(base_url=url, timeout=2.0, trust_env=False) as client:
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if (await client.get("/health")).status_code == httpx.codes.OK:
                     return
             await asyncio.sleep(_POLL_SECONDS)

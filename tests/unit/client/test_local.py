@@ -34,6 +34,19 @@ time.sleep(60)
 """
 
 
+# Stands in for the gateway: well at once.
+_GATEWAY = """\
+import http.server, sys
+print(*sys.argv[1:], flush=True)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200 if self.path == "/health" else 404)
+        self.end_headers()
+host, _, port = sys.argv[sys.argv.index("--listen") + 1].rpartition(":")
+http.server.HTTPServer((host, int(port)), Handler).serve_forever()
+"""
+
+
 @pytest.fixture
 def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalOptions:
     """Options of a stack of two stand-ins; temporary files go below tmp_path/temporary."""
@@ -42,6 +55,7 @@ def options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalOptions:
         folder.mkdir()
     for name in ("executor_svc", "scheduler_svc"):
         (modules / f"{name}.py").write_text(_SERVICE)
+    (modules / "octavo_gateway.py").write_text(_GATEWAY)
     (model / "config.json").write_text("{}")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(modules), *sys.path]))
     monkeypatch.setattr(tempfile, "tempdir", str(temporary))
@@ -58,6 +72,20 @@ async def test_temporary_logs_go_after_a_clean_end(options: LocalOptions, tmp_pa
         assert _kept(tmp_path) == ["executor.log", "scheduler.log"]
     assert not stack.keeps_logs
     assert not stack.log_dir.exists()
+
+
+async def test_a_gateway_stands_beside_the_two_if_asked_for(
+    options: LocalOptions, tmp_path: Path
+) -> None:
+    """It gets the scheduler's address, is ready once it says so, and ends with the others."""
+    async with LocalStack(replace(options, http_listen="127.0.0.1:0")) as stack:
+        assert _kept(tmp_path) == ["executor.log", "gateway.log", "scheduler.log"]
+        flags = (stack.log_dir / "gateway.log").read_text().split()
+        assert flags[flags.index("--target") + 1] == stack.target
+        assert stack.http_url == f"http://{flags[flags.index('--listen') + 1]}"
+        pid = stack.pid("gateway")
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
 
 
 async def test_own_log_folder_stays(options: LocalOptions, tmp_path: Path) -> None:

@@ -33,6 +33,12 @@ if TYPE_CHECKING:
     help="Where the executor listens. [default: 127.0.0.1, a free port]",
 )
 @click.option(
+    "--http",
+    "http_listen",
+    metavar="HOST:PORT",
+    help="Also serve OpenAI's HTTP API there. [default: not at all]",
+)
+@click.option(
     "--drain-timeout",
     type=click.FloatRange(min=0, max=3600),
     default=30.0,
@@ -43,17 +49,15 @@ if TYPE_CHECKING:
 @click.option(
     "--insecure-bind",
     is_flag=True,
-    help="Let both services listen without TLS on addresses other than loopback.",
+    help="Let the services listen without TLS on addresses other than loopback.",
 )
 @stack_options
-def serve(listen: str, executor_listen: str | None, drain_timeout: float, **flags: Any) -> int:
+def serve(drain_timeout: float, **flags: Any) -> int:
     """Serve a model on this machine: one executor, one scheduler.
 
-    Ctrl-C or SIGTERM drains both and ends; a second one ends them at once.
+    Ctrl-C or SIGTERM drains all and ends; a second one ends them at once.
     """
-    options = local_options(
-        listen=listen, executor_listen=executor_listen, stop_seconds=drain_timeout, **flags
-    )
+    options = local_options(stop_seconds=drain_timeout, **flags)
     return asyncio.run(_serve(options, stderr_console()))
 
 
@@ -102,14 +106,20 @@ def _say_ready(stack: LocalStack, console: Console) -> None:
     """
     if not sys.stdout.isatty():
         click.echo(stack.target)
+        if stack.http_url:
+            click.echo(stack.http_url)
     port = f" --target {stack.target}" if stack.target != "127.0.0.1:50051" else ""
     body = """'{"text": "Once upon a time", "stopping": {"max_tokens": 16}}'"""
-    for line in (
+    lines = [
         f"ready at {stack.target} after {stack.ready_seconds:.1f} s; logs in {stack.log_dir}",
         f'  octavo generate "Why is the sky blue?"{port}',
         f"  grpcurl -plaintext -d {body} \\",
         f"    {stack.target} octavo.v1.InferenceService/Generate",
-    ):
+    ]
+    if stack.http_url:
+        prompt = """'{"prompt": "Once upon a time"}'"""
+        lines.append(f"  curl {stack.http_url}/v1/completions -d {prompt}")
+    for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     with contextlib.suppress(OSError):
         console.file.flush()
