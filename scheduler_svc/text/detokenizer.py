@@ -68,12 +68,13 @@ class Vocabulary:
         return token
 
     def token_bytes(self, token_id: int, *, keep_special: bool) -> bytes:
-        """Give a token's bytes in a byte-level vocabulary."""
+        """Give the bytes that a token adds to a text after other tokens."""
         key = (token_id, keep_special)
         found = self._bytes.get(key)
         if found is None:
             token = self.token(token_id, keep_special=keep_special)
-            found = self._bytes[key] = b"" if token is None else _to_bytes(token)
+            to_bytes = _to_bytes if self._is_byte_level else self._pieces.bytes_of
+            found = self._bytes[key] = b"" if token is None else to_bytes(token)
         return found
 
     def detokenizer(self, *, keep_special: bool, continues: bool) -> Detokenizer:
@@ -160,6 +161,22 @@ class _Pieces:
             found = self._cache[token] = self.text_of([token], first=False)
         return found
 
+    def bytes_of(self, token: str) -> bytes:
+        """Bytes of one token between others."""
+        if self.is_byte(token):
+            return bytes.fromhex(token[3:5])
+        found = self.one(token)
+        return (found.sure + found.if_followed).encode()
+
+    def is_byte(self, token: str) -> bool:
+        """Whether a token stands for one byte, as <0xE2> does."""
+        return (
+            self.has_byte_fallback
+            and len(token) == 6
+            and token.startswith("<0x")
+            and token.endswith(">")
+        )
+
     def text_of(self, tokens: list[str], *, first: bool) -> _Text:
         """Text of tokens at the beginning of everything, or after other tokens."""
         before = [] if first else [_ANCHOR]
@@ -191,7 +208,7 @@ class _PieceDetokenizer:
         token = self._vocabulary.token(token_id, keep_special=self._keep_special)
         if token is None:
             return ""
-        is_open = self._is_byte(token)
+        is_open = self._pieces.is_byte(token)
         if self._started and not self._group and not is_open:
             found = self._pieces.one(token)
         else:
@@ -212,14 +229,6 @@ class _PieceDetokenizer:
             return self._owed.if_last
         found = self._pieces.text_of(self._group, first=not self._started)
         return self._owed.if_followed + found.sure + found.if_last
-
-    def _is_byte(self, token: str) -> bool:
-        return (
-            self._pieces.has_byte_fallback
-            and len(token) == 6
-            and token.startswith("<0x")
-            and token.endswith(">")
-        )
 
     def _is_undecided(self, found: _Text) -> bool:
         """Whether the next token may change the text of the group.

@@ -189,10 +189,18 @@ def build_tokenize(
 
 
 def build_detokenize(
-    token_ids: Sequence[int], keep_special_tokens: bool, model: str
+    token_ids: Sequence[int],
+    keep_special_tokens: bool,
+    model: str,
+    *,
+    include_token_bytes: bool = False,
 ) -> inference_pb2.DetokenizeRequest:
     """Build the request for token ids."""
-    request = inference_pb2.DetokenizeRequest(model=model, keep_special_tokens=keep_special_tokens)
+    request = inference_pb2.DetokenizeRequest(
+        model=model,
+        keep_special_tokens=keep_special_tokens,
+        include_token_bytes=include_token_bytes,
+    )
     _extend(request, "token_ids", token_ids)
     return request
 

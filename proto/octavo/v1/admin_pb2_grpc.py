@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """AdminService shows the state of a scheduler.
+    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's.
     """
 
     def __init__(self, channel):
@@ -48,7 +48,7 @@ class AdminServiceStub:
 
 
 class AdminServiceServicer:
-    """AdminService shows the state of a scheduler.
+    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's.
     """
 
     def Snapshot(self, request, context):
@@ -87,7 +87,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """AdminService shows the state of a scheduler.
+    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's.
     """
 
     @staticmethod

@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """AdminService shows the state of a scheduler."""
+    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -40,7 +40,7 @@ class AdminServiceStub:
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """AdminService shows the state of a scheduler."""
+    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Snapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.SnapshotRequest, _admin_pb2.SnapshotResponse]  # type: ignore[assignment]
@@ -49,7 +49,7 @@ class AdminServiceAsyncStub(AdminServiceStub):
     """Watch streams snapshots at an interval, each taken between two steps."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AdminService shows the state of a scheduler."""
+    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's."""
 
     @_abc_1.abstractmethod
     def Snapshot(

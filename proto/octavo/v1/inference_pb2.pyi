@@ -8,9 +8,13 @@ Errors are gRPC statuses with google.rpc details, never in-band text:
   NOT_FOUND            the model is not the one served
   ALREADY_EXISTS       request_id is in use by a live request
   FAILED_PRECONDITION  the request can never fit into the KV pool
-  RESOURCE_EXHAUSTED   the queue is full (RetryInfo says when to come back)
+  RESOURCE_EXHAUSTED   the queue is full, or the tenant has reached one of its limits,
+                       which ErrorInfo names (RetryInfo says when to come back)
+  UNAUTHENTICATED      the API key is missing, unknown or revoked
+  PERMISSION_DENIED    the API key is another tenant's, or no admin's
   UNAVAILABLE          draining, or no executor
   DEADLINE_EXCEEDED    the client's deadline passed
+  ABORTED              the client took nothing of its stream for too long
 """
 
 from collections import abc as _abc
@@ -57,7 +61,7 @@ class GenerateRequest(_message.Message):
     model: _builtins.str
     """model to use. Empty: the one served. Bounds: at most 256 characters."""
     text: _builtins.str
-    """text, tokenized by the service. Bounds: not empty."""
+    """text, tokenized by the service. Bounds: not empty, at most 4194304 bytes."""
     n: _builtins.int
     """n choices are returned. 0 means 1. Bounds: 1 to 64."""
     best_of: _builtins.int
@@ -67,8 +71,8 @@ class GenerateRequest(_message.Message):
     priority: _builtins.int
     """priority: higher runs first and preempts lower. Bounds: -100 to 100."""
     tenant: _builtins.str
-    """tenant that this request counts for. Empty: the anonymous one. Bounds: at most
-    128 characters.
+    """tenant that this request counts for. Empty: the API key's own, or the anonymous one
+    where the service has no keys. Bounds: at most 128 characters; with a key, its own.
     """
     @_builtins.property
     def tokens(self) -> Global___TokenIds:
@@ -166,7 +170,7 @@ class ChatPrompt(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
-        """messages in order. Bounds: at least 1."""
+        """messages in order. Bounds: 1 to 4096."""
 
     def __init__(
         self,
@@ -190,9 +194,9 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     role: _builtins.str
-    """role, such as "system", "user" or "assistant". Bounds: not empty."""
+    """role, such as "system", "user" or "assistant". Bounds: 1 to 64 characters."""
     content: _builtins.str
-    """content of the message."""
+    """content of the message. Bounds: at most 4194304 bytes."""
     def __init__(
         self,
         *,
@@ -636,7 +640,7 @@ class TokenizeRequest(_message.Message):
     model: _builtins.str
     """model to use. Empty: the one served."""
     text: _builtins.str
-    """text to tokenize."""
+    """text to tokenize. Bounds: at most 4194304 bytes."""
     @_builtins.property
     def chat(self) -> Global___ChatPrompt:
         """chat to put through the template and tokenize."""
@@ -691,13 +695,16 @@ class DetokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    INCLUDE_TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model to use. Empty: the one served."""
     keep_special_tokens: _builtins.bool
-    """keep_special_tokens in the text."""
+    """keep_special_tokens in the text, and in token_bytes."""
+    include_token_bytes: _builtins.bool
+    """include_token_bytes besides the text."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """token_ids in order. Bounds: each below the vocabulary size."""
+        """token_ids in order. Bounds: at most 1048576, each below the vocabulary size."""
 
     def __init__(
         self,
@@ -705,10 +712,11 @@ class DetokenizeRequest(_message.Message):
         model: _builtins.str = ...,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         keep_special_tokens: _builtins.bool = ...,
+        include_token_bytes: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_special_tokens", b"keep_special_tokens", "model", b"model", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include_token_bytes", b"include_token_bytes", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -721,16 +729,24 @@ class DetokenizeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_BYTES_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """text of the tokens."""
+    @_builtins.property
+    def token_bytes(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """token_bytes, one per token id, if asked for: what each adds to a text after other
+        tokens. A character may be split over several tokens.
+        """
+
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
+        token_bytes: _abc.Iterable[_builtins.bytes] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["text", b"text", "token_bytes", b"token_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -8,9 +8,13 @@ Errors are gRPC statuses with google.rpc details, never in-band text:
   NOT_FOUND            the model is not the one served
   ALREADY_EXISTS       request_id is in use by a live request
   FAILED_PRECONDITION  the request can never fit into the KV pool
-  RESOURCE_EXHAUSTED   the queue is full (RetryInfo says when to come back)
+  RESOURCE_EXHAUSTED   the queue is full, or the tenant has reached one of its limits,
+                       which ErrorInfo names (RetryInfo says when to come back)
+  UNAUTHENTICATED      the API key is missing, unknown or revoked
+  PERMISSION_DENIED    the API key is another tenant's, or no admin's
   UNAVAILABLE          draining, or no executor
   DEADLINE_EXCEEDED    the client's deadline passed
+  ABORTED              the client took nothing of its stream for too long
 """
 
 from collections import abc as _abc

@@ -115,6 +115,33 @@ def test_special_tokens_before_the_first_word_do_not_end_the_beginning(
     assert "".join(stream(byte_fallback_tokenizer, ids)) == "hello"
 
 
+def test_a_token_of_part_of_a_character_has_its_bytes(byte_level_tokenizer: Tokenizer) -> None:
+    """The bytes of a text's tokens join to the text, where no token alone is a character."""
+    vocabulary = Vocabulary(byte_level_tokenizer)
+    ids = byte_level_tokenizer.encode("𓂀 naïve").ids
+    parts = [vocabulary.token_bytes(token_id, keep_special=False) for token_id in ids]
+    assert b"".join(parts) == "𓂀 naïve".encode()
+    assert parts[0] == b"\xf0"
+    end = byte_level_tokenizer.token_to_id("<|end|>")
+    assert vocabulary.token_bytes(end, keep_special=False) == b""
+    assert vocabulary.token_bytes(end, keep_special=True) == b"<|end|>"
+
+
+def test_a_piece_has_the_bytes_that_it_adds_after_others(
+    byte_fallback_tokenizer: Tokenizer,
+) -> None:
+    """A word's own space is part of it, and a byte token is its one byte."""
+    vocabulary = Vocabulary(byte_fallback_tokenizer)
+
+    def bytes_of(token: str) -> bytes:
+        token_id = byte_fallback_tokenizer.token_to_id(token)
+        return vocabulary.token_bytes(token_id, keep_special=False)
+
+    assert bytes_of("▁hello") == b" hello"
+    assert bytes_of("<0xE2>") == b"\xe2"
+    assert bytes_of("東") == "東".encode()
+
+
 def test_special_tokens_are_known(byte_level_tokenizer: Tokenizer) -> None:
     """Only tokens that the tokenizer calls special are."""
     vocabulary = Vocabulary(byte_level_tokenizer)
