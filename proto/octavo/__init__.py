@@ -1,1 +1,1 @@
-"""Octavo's wire contract: generated from the protos beside it."""
+"""Octavo's wire: the contract, generated from the protos beside it, and its TLS."""
