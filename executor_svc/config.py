@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn
 
+from octavo.pem import PemFiles, server_files
 from pydantic import Field, ValidationError, field_validator, model_validator
 from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
 
@@ -25,6 +26,9 @@ _METAVARS = {
     "model": "NAME",
     "model_store": "FOLDER",
     "listen": "HOST:PORT",
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "tls_client_ca": "FILE",
     "device": "NAME",
     "block_size": "TOKENS",
     "num_blocks": "BLOCKS",
@@ -41,6 +45,9 @@ _METAVARS = {
 }
 _DEFAULTS_IN_WORDS = {
     "model_store": f"OCTAVO_MODEL_STORE if set, else {_MODEL_STORE}",
+    "tls_cert": "no TLS",
+    "tls_key": "no TLS",
+    "tls_client_ca": "any client may connect",
     "num_blocks": "0, as many as memory allows",
     "num_host_blocks": "as many as fit --host-cache-gib",
     "max_num_batched_tokens": "0, 256 on a CPU and 2048 on a GPU",
@@ -83,6 +90,19 @@ class ExecutorConfig(BaseSettings):
     insecure_bind: bool = Field(
         False,
         description="Listen without TLS on an address other than loopback, such as a pod's.",
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file of this service's certificate and its chain: the port speaks TLS. "
+        "Like the next two it is read again when it changes.",
+    )
+    tls_key: Path | None = Field(
+        None, description="PEM file of the certificate's private key, without a passphrase."
+    )
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file of CAs: only schedulers whose certificate one of them signed may "
+        "connect (mutual TLS).",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
@@ -160,20 +180,34 @@ class ExecutorConfig(BaseSettings):
             raise ValueError("must be HOST:PORT, with a port from 0 to 65535")
         return listen
 
-    @field_validator("model_store")
+    @field_validator("tls_cert", "tls_key", "tls_client_ca", mode="before")
     @classmethod
-    def _expand_home(cls, folder: Path) -> Path:
-        return folder.expanduser()
+    def _empty_is_unset(cls, value: object) -> object:
+        return value or None
+
+    @field_validator("model_store", "tls_cert", "tls_key", "tls_client_ca")
+    @classmethod
+    def _expand_home(cls, path: Path | None) -> Path | None:
+        return None if path is None else path.expanduser()
 
     @model_validator(mode="after")
     def _loopback_unless_told(self) -> ExecutorConfig:
-        host = self.listen.rpartition(":")[0]
-        if host not in _LOOPBACK and not self.insecure_bind:
+        if not (self.tls_files or self.is_loopback or self.insecure_bind):
             raise ValueError(
-                f"--listen {self.listen} has no TLS and is not loopback; add --insecure-bind "
-                "if the network is yours"
+                f"--listen {self.listen} has no TLS and is not loopback; give --tls-cert, or "
+                "--insecure-bind if the network is yours"
             )
         return self
+
+    @property
+    def tls_files(self) -> PemFiles | None:
+        """The files of the port's TLS; None without TLS."""
+        return server_files(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the port."""
+        return self.listen.rpartition(":")[0] in _LOOPBACK
 
 
 def read_config(argv: list[str]) -> ExecutorConfig:

@@ -16,6 +16,8 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from octavo.pem import TlsError
+from octavo.tls import ServerTls
 from octavo.v1 import executor_pb2
 
 from executor_svc.config import ExecutorConfig
@@ -36,6 +38,10 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+    # Of one connection, which whoever reaches the port may open.
+    ("grpc.max_concurrent_streams", 100),
+    ("grpc.absolute_max_metadata_size", 16 << 10),
+    ("grpc.server_handshake_timeout_ms", 10_000),
 ]
 
 _WATCH_SECONDS = 0.2
@@ -49,8 +55,13 @@ class ExecutorServer:
     """One executor process's servers and its device thread."""
 
     def __init__(self, config: ExecutorConfig, load: Callable[[], Engine]) -> None:
-        """`load` runs on the device thread and gives the engine that the thread drives."""
+        """`load` runs on the device thread and gives the engine that the thread drives.
+
+        Raises:
+            StartupError: if the files of the port's TLS cannot be used.
+        """
         self._config = config
+        self._tls = _port_tls(config)
         self._device = DeviceThread(load)
         self._servicer = ExecutorServicer(self._device)
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
@@ -72,7 +83,7 @@ class ExecutorServer:
         await self._report(serving=False)
         host = self._config.listen.rpartition(":")[0]
         try:
-            port = self._server.add_insecure_port(self._config.listen)
+            port = self._add_port()
         except RuntimeError:
             port = 0
         if port == 0:
@@ -81,8 +92,19 @@ class ExecutorServer:
                 "Give --listen another one"
             )
         self.address = f"{host}:{port}"
+        if not self._config.is_loopback and self._config.tls_client_ca is None:
+            _log.warning(
+                "port_opened_to_anyone",
+                address=self.address,
+                hint="whoever reaches it may claim this executor; --tls-client-ca says who may",
+            )
         await self._server.start()
         self._device.start()
+
+    def _add_port(self) -> int:
+        if self._tls is None:
+            return self._server.add_insecure_port(self._config.listen)
+        return self._server.add_secure_port(self._config.listen, self._tls.credentials)
 
     async def wait_ready(self) -> None:
         """Wait for the model.
@@ -157,6 +179,14 @@ class ExecutorServer:
                     _log.error("step_hung", seconds=round(seconds, 1))
                 else:
                     _log.info("step_recovered")
+
+
+def _port_tls(config: ExecutorConfig) -> ServerTls | None:
+    files = config.tls_files
+    try:
+        return None if files is None else ServerTls(files)
+    except TlsError as error:
+        raise StartupError(str(error)) from None
 
 
 async def serve(config: ExecutorConfig, load: Callable[[], Engine]) -> int:

@@ -45,6 +45,9 @@ def test_model_store_variable_is_shared_with_the_scheduler(monkeypatch: pytest.M
         (["--listen", "localhost"], "--listen"),
         (["--listen", "localhost:65536"], "--listen"),
         (["--listen", "0.0.0.0:50061"], "--insecure-bind"),
+        (["--tls-cert", "c"], "--tls-cert: needs --tls-key"),
+        (["--tls-key", "k"], "--tls-key: needs --tls-cert"),
+        (["--tls-client-ca", "c"], "--tls-client-ca: needs --tls-cert"),
     ],
 )
 def test_a_wrong_flag_is_one_line_that_names_it(flags: list[str], words: str) -> None:
@@ -59,6 +62,15 @@ def test_other_addresses_need_insecure_bind() -> None:
     """A port without TLS binds beyond loopback only when told so."""
     assert read_config(["--listen", "0.0.0.0:1", "--insecure-bind"]).listen == "0.0.0.0:1"
     assert read_config(["--listen", "[::1]:0"]).listen == "[::1]:0"
+
+
+def test_tls_lifts_the_rule_about_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is encrypted may be reached; a variable that is empty is none."""
+    monkeypatch.setenv("OCTAVO_EXECUTOR_TLS_CLIENT_CA", "")
+    config = read_config(["--listen", "0.0.0.0:1", "--tls-cert", "c", "--tls-key", "k"])
+    assert config.tls_files is not None
+    assert config.tls_files.paths == (Path("c"), Path("k"))
+    assert read_config([]).tls_files is None
 
 
 def test_every_flag_is_described(capsys: pytest.CaptureFixture[str]) -> None:
