@@ -10,15 +10,12 @@ import ipaddress
 import os
 import secrets
 import socket
-from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn, get_args, get_origin
+from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Gt, Le, Lt
+from octavo.pem import PemFiles, TlsError, server_files
 from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
 from pydantic_settings import (
     BaseSettings,
     CliSettingsSource,
@@ -28,6 +25,7 @@ from pydantic_settings import (
 )
 
 from scheduler_svc.errors import StartupError
+from scheduler_svc.flags import FlagHelp, bad
 
 ENV_PREFIX = "OCTAVO_SCHEDULER_"
 DEFAULT_MODEL = "smollm2-135m-instruct"
@@ -39,7 +37,16 @@ _METAVARS = {
     "model": "NAME",
     "model_store": "FOLDER",
     "listen": "HOST:PORT",
+    "tls_cert": "FILE",
+    "tls_key": "FILE",
+    "tls_client_ca": "FILE",
+    "api_keys": "FILE.toml",
+    "api_keys_inline": "TOML",
     "executors": "HOST:PORT,...",
+    "executor_ca": "FILE",
+    "executor_cert": "FILE",
+    "executor_key": "FILE",
+    "executor_server_name": "NAME",
     "scheduler_id": "NAME",
     "max_num_batched_tokens": "TOKENS",
     "max_num_seqs": "N",
@@ -53,13 +60,25 @@ _METAVARS = {
     "reader_timeout_seconds": "SECONDS",
     "tokenizer_threads": "N",
     "max_request_bytes": "BYTES",
+    "max_connection_calls": "N",
 }
 _DEFAULTS_IN_WORDS = {
     "model_store": f"OCTAVO_MODEL_STORE if set, else {DEFAULT_MODEL_STORE}",
     "scheduler_id": "made of host, process and a random part",
     "max_model_len": "0, the model's own",
     "max_request_bytes": "4194304, 4 MiB",
+    "tls_cert": "no TLS",
+    "tls_key": "no TLS",
+    "tls_client_ca": "clients need no certificate",
+    "api_keys": "clients need no key",
+    "api_keys_inline": "clients need no key",
+    "executor_ca": "no TLS",
+    "executor_cert": "none is shown",
+    "executor_key": "none is shown",
+    "executor_server_name": "the host that --executors names",
 }
+_FILES = ("tls_cert", "tls_key", "tls_client_ca", "api_keys")
+_EXECUTOR_FILES = ("executor_cert", "executor_key", "executor_ca")
 
 
 def _default_model_store() -> Path:
@@ -99,12 +118,48 @@ class SchedulerConfig(BaseSettings):
     )
     insecure_bind: bool = Field(
         False,
-        description="Allow --listen on an address that other machines reach: the port is neither "
-        "encrypted nor authenticated.",
+        description="Allow --listen without TLS on an address that other machines reach: what "
+        "is sent there, API keys too, can be read on its way.",
+    )
+    tls_cert: Path | None = Field(
+        None,
+        description="PEM file of this service's certificate and its chain: the port speaks TLS. "
+        "All files of certificates, keys and CAs are read again when they change.",
+    )
+    tls_key: Path | None = Field(
+        None, description="PEM file of the certificate's private key, without a passphrase."
+    )
+    tls_client_ca: Path | None = Field(
+        None,
+        description="PEM file of CAs: only clients whose certificate one of them signed may "
+        "connect (mutual TLS).",
+    )
+    api_keys: Path | None = Field(
+        None,
+        description="File of hashed API keys and tenants' limits, as octavo keys writes it: "
+        "every call needs a key. Read again when it changes.",
+    )
+    api_keys_inline: str = Field(
+        "", description="What such a file would hold, for where there is none."
     )
     executors: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1:50061",),
         description="HOST:PORT of each executor, separated by commas.",
+    )
+    executor_ca: Path | None = Field(
+        None,
+        description="PEM file of CAs that sign the executors' certificates: TLS to the executors.",
+    )
+    executor_cert: Path | None = Field(
+        None, description="PEM file of the certificate that executors are shown (mutual TLS)."
+    )
+    executor_key: Path | None = Field(
+        None, description="PEM file of that certificate's private key, without a passphrase."
+    )
+    executor_server_name: str = Field(
+        "",
+        description="Name that the executors' certificates carry, where it is not the host that "
+        "is connected to.",
     )
     scheduler_id: str = Field(
         default_factory=_default_scheduler_id,
@@ -177,6 +232,12 @@ class SchedulerConfig(BaseSettings):
         description="Bytes of one request; a larger one is refused by the transport itself with "
         "RESOURCE_EXHAUSTED.",
     )
+    max_connection_calls: int = Field(
+        4096,
+        ge=1,
+        le=1_000_000,
+        description="Calls that one connection may have open; further ones wait in the client.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Least severe event that is logged."
     )
@@ -186,10 +247,15 @@ class SchedulerConfig(BaseSettings):
         "on a terminal, else json.",
     )
 
-    @field_validator("model_store")
+    @field_validator(*_FILES, *_EXECUTOR_FILES, mode="before")
     @classmethod
-    def _expand_home(cls, value: Path) -> Path:
-        return value.expanduser()
+    def _empty_is_unset(cls, value: object) -> object:
+        return value or None
+
+    @field_validator("model_store", *_FILES, *_EXECUTOR_FILES)
+    @classmethod
+    def _expand_home(cls, value: Path | None) -> Path | None:
+        return None if value is None else value.expanduser()
 
     @field_validator("executors", mode="before")
     @classmethod
@@ -205,12 +271,12 @@ class SchedulerConfig(BaseSettings):
     @classmethod
     def _check_executors(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         if not value:
-            raise _bad("at least one HOST:PORT")
+            raise bad("at least one HOST:PORT")
         for address in value:
             if parse_address(address)[1] == 0:
-                raise _bad("a list of HOST:PORT with ports from 1 to 65535")
+                raise bad("a list of HOST:PORT with ports from 1 to 65535")
         if len(set(value)) != len(value):
-            raise _bad("a list without repetitions")
+            raise bad("a list without repetitions")
         return value
 
     @field_validator("listen")
@@ -220,14 +286,41 @@ class SchedulerConfig(BaseSettings):
         return value
 
     @model_validator(mode="after")
-    def _ask_for_open_bind(self) -> SchedulerConfig:
-        host, _ = parse_address(self.listen)
-        if not self.insecure_bind and not is_loopback(host):
+    def _check_together(self) -> SchedulerConfig:
+        try:
+            tls_files = self.tls_files
+            self.executor_files  # noqa: B018  # for what it raises
+        except TlsError as error:
+            raise StartupError(str(error)) from None
+        if self.api_keys is not None and self.api_keys_inline:
+            raise StartupError("--api-keys and --api-keys-inline: give one of them, not both")
+        if not (tls_files or self.is_loopback or self.insecure_bind):
             raise StartupError(
-                f"--listen must be a loopback address, got {self.listen}; give --insecure-bind "
-                "to listen where other machines can reach an unencrypted port"
+                f"--listen must be a loopback address, got {self.listen}; give --tls-cert, or "
+                "--insecure-bind to listen where other machines can reach an unencrypted port"
             )
         return self
+
+    @property
+    def tls_files(self) -> PemFiles | None:
+        """The files of the public port's TLS; None without TLS."""
+        return server_files(self.tls_cert, self.tls_key, self.tls_client_ca)
+
+    @property
+    def executor_files(self) -> PemFiles | None:
+        """The files of the TLS to executors; None without TLS."""
+        if self.executor_ca is not None:
+            names = ("--executor-cert", "--executor-key", "--executor-ca")
+            return PemFiles(self.executor_cert, self.executor_key, self.executor_ca, names)
+        for name in ("executor_cert", "executor_key", "executor_server_name"):
+            if getattr(self, name):
+                raise TlsError(f"--{name.replace('_', '-')}", "needs --executor-ca, without TLS")
+        return None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether only this machine reaches the public port."""
+        return is_loopback(parse_address(self.listen)[0])
 
     @classmethod
     def from_args(cls, args: Sequence[str]) -> SchedulerConfig:
@@ -237,59 +330,19 @@ class SchedulerConfig(BaseSettings):
             StartupError: one line naming the flag and what it may be.
             SystemExit: with code 0, after printing help.
         """
+        flags = FlagHelp(
+            _PROG, cls, ENV_PREFIX, metavars=_METAVARS, defaults_in_words=_DEFAULTS_IN_WORDS
+        )
         try:
             source = CliSettingsSource[Any](
-                cls, root_parser=_parser(), add_argument_method=_add_flag
+                cls, root_parser=flags.parser(), add_argument_method=flags.add
             )(args=list(args))
             # a keyword that BaseSettings adds and mypy cannot see
             return cls(_cli_settings_source=source)  # type: ignore[call-arg]
         except ValidationError as error:
-            raise StartupError(_explain(error.errors()[0])) from None
+            raise StartupError(flags.explain(error.errors()[0])) from None
         except SettingsError as error:
             raise StartupError(f"{str(error).splitlines()[0]}; see {_PROG} --help") from None
-
-
-def _parser() -> ArgumentParser:
-    """Give an empty parser whose help is for people; settings add their flags to it."""
-    parser = _Parser(
-        prog=_PROG,
-        usage="%(prog)s [FLAG ...]",
-        description=SchedulerConfig.__doc__,
-        epilog=f"Each flag is also an environment variable: --max-queue is {ENV_PREFIX}MAX_QUEUE.",
-        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=30),
-        allow_abbrev=False,
-        add_help=False,
-    )
-    parser._optionals.title = "flags"
-    parser.add_argument("-h", "--help", action="help", help="Show this and exit.")
-    return parser
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise StartupError(f"{message}; see {_PROG} --help")
-
-
-def _add_flag(parser: ArgumentParser, *flags: str, dest: str, **options: Any) -> Action:
-    """Add a setting's flag, with its value and default as a person would write them."""
-    field = SchedulerConfig.model_fields[dest]
-    default = _DEFAULTS_IN_WORDS.get(dest) or _in_words(field.default)
-    options["help"] = f"{field.description} (default: {default})".replace("%", "%%")
-    if dest in _METAVARS:
-        options["metavar"] = _METAVARS[dest]
-    return parser.add_argument(*flags, dest=dest, **options)
-
-
-def _in_words(default: object) -> str:
-    match default:
-        case bool():
-            return "on" if default else "off"
-        case float():
-            return f"{default:g}"
-        case tuple():
-            return ",".join(default)
-        case _:
-            return str(default)
 
 
 def parse_address(address: str) -> tuple[str, int]:
@@ -301,9 +354,9 @@ def parse_address(address: str) -> tuple[str, int]:
     bracketed = host.startswith("[") and host.endswith("]")
     bare = host[1:-1] if bracketed else host
     if not colon or not bare or (":" in bare) is not bracketed or not port.isascii():
-        raise _bad("HOST:PORT")
+        raise bad("HOST:PORT")
     if not port.isdigit() or int(port) > _MAX_PORT:
-        raise _bad(f"HOST:PORT with a port up to {_MAX_PORT}")
+        raise bad(f"HOST:PORT with a port up to {_MAX_PORT}")
     return bare, int(port)
 
 
@@ -315,48 +368,3 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return False
-
-
-def _bad(bound: str) -> PydanticCustomError:
-    return PydanticCustomError("bound", "{bound}", {"bound": bound})
-
-
-def _explain(error: ErrorDetails) -> str:
-    """One line: the flag, its bound, and what came instead."""
-    name = str(error["loc"][0]) if error["loc"] else ""
-    if name not in SchedulerConfig.model_fields:
-        return str(error["msg"])
-    flag = "--" + name.replace("_", "-")
-    bound = error["ctx"]["bound"] if error["type"] == "bound" else _bound_of(name)
-    got = str(error["input"])
-    shown = repr(got if len(got) <= 100 else got[:100] + "…")
-    return f"{flag} must be {bound}, got {shown} (or set {ENV_PREFIX}{name.upper()})"
-
-
-def _bound_of(name: str) -> str:
-    """What a field may be, read from its own declaration."""
-    field = SchedulerConfig.model_fields[name]
-    kind: Any = field.annotation
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(get_args(kind))
-    if kind is bool:
-        return "true or false"
-    if kind is int or kind is float:
-        noun = "a whole number" if kind is int else "a number"
-        limits = [_limit_of(constraint) for constraint in field.metadata]
-        return f"{noun}, {' and '.join(limit for limit in limits if limit)}"
-    return "not empty and at most 128 characters" if name == "scheduler_id" else "not empty"
-
-
-def _limit_of(constraint: object) -> str:
-    match constraint:
-        case Ge():
-            return f"at least {constraint.ge}"
-        case Gt():
-            return f"above {constraint.gt}"
-        case Le():
-            return f"at most {constraint.le}"
-        case Lt():
-            return f"below {constraint.lt}"
-        case _:
-            return ""

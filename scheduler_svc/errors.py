@@ -6,6 +6,11 @@ OctavoError
 ├── DuplicateRequest    request_id belongs to a live request
 ├── NeverFits           the request is larger than the whole KV pool
 ├── QueueFull           the bounded queue is full; carries a retry delay
+├── TenantLimit         the tenant has reached one of its limits; carries a retry delay
+├── ApiKeyMissing       the call brings no API key
+├── ApiKeyUnknown       the call's API key is not known, or was revoked
+├── TenantMismatch      the request names another tenant than its key's
+├── AdminOnly           the method needs an admin key
 ├── Unavailable         draining, or no executor is connected
 ├── DeadlineExceeded    the deadline passed while the request waited
 ├── ReaderStalled       the client took nothing of its stream for too long
@@ -61,6 +66,49 @@ class QueueFull(OctavoError):
         """Say why, and when to come back."""
         super().__init__(message)
         self.retry_seconds = retry_seconds
+
+
+class TenantLimit(OctavoError):
+    """The tenant has reached one of its limits.
+
+    Attributes:
+        limit: name of the limit, such as "max_requests_per_minute".
+        value: what it is set to.
+        retry_seconds: when to come back.
+    """
+
+    def __init__(self, tenant: str, limit: str, value: int | None, retry_seconds: float) -> None:
+        """Name the tenant and its limit, and say when to come back."""
+        super().__init__(f"tenant {tenant!r} has reached its {limit} of {value}")
+        self.limit = limit
+        self.value = value
+        self.retry_seconds = retry_seconds
+
+
+class ApiKeyMissing(OctavoError):
+    """The call brings no API key."""
+
+
+class ApiKeyUnknown(OctavoError):
+    """The call's API key is not known, or was revoked."""
+
+
+class TenantMismatch(OctavoError):
+    """The request names another tenant than its API key's.
+
+    Attributes:
+        field: path of the field in the request.
+    """
+
+    field = "tenant"
+
+    def __init__(self, tenant: str) -> None:
+        """Name the tenant that the key has."""
+        super().__init__(f"{self.field} must be empty or the API key's own, {tenant!r}")
+
+
+class AdminOnly(OctavoError):
+    """The method needs an admin key."""
 
 
 class Unavailable(OctavoError):

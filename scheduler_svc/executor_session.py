@@ -20,6 +20,7 @@ from typing import Any
 
 import grpc
 import structlog
+from octavo.tls import ClientTls
 from octavo.v1 import executor_pb2 as pb
 from octavo.v1 import executor_pb2_grpc
 
@@ -74,6 +75,7 @@ class ExecutorSession:
             config: the service's settings.
             fingerprint: of the model served; "" accepts any.
             on_outcome: called after every step and cancel with what happened.
+        Raises:  TlsError: if the files of the TLS to executors cannot be used.
         """
         self.address = address
         self.core: Scheduler | None = None
@@ -84,6 +86,8 @@ class ExecutorSession:
         self._config = config
         self._fingerprint = fingerprint
         self._on_outcome = on_outcome
+        files = config.executor_files
+        self._tls = None if files is None else ClientTls(files, config.executor_server_name)
         self._wake = asyncio.Event()
         self._last_progress = time.monotonic()
         # Halved whenever the executor runs out of memory in a step.
@@ -133,7 +137,7 @@ class ExecutorSession:
 
     async def _connect_and_serve(self) -> None:
         timeout = self._config.claim_timeout_seconds
-        async with grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS) as channel:
+        async with self._channel() as channel:
             stub = executor_pb2_grpc.ExecutorServiceStub(channel)
             description = await stub.Describe(pb.DescribeRequest(), timeout=timeout)
             self._check(description)
@@ -147,6 +151,13 @@ class ExecutorSession:
             finally:
                 self.connected = False
                 call.cancel()
+
+    def _channel(self) -> grpc.aio.Channel:
+        """Open a channel, with the certificates of this moment."""
+        if self._tls is None:
+            return grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
+        options = (*_CHANNEL_OPTIONS, *self._tls.options)
+        return grpc.aio.secure_channel(self.address, self._tls.credentials(), options=options)
 
     async def _claim(self, call: Any, described: pb.DescribeResponse) -> pb.DescribeResponse:
         self.epoch = max(self.epoch, described.epoch) + 1

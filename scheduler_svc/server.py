@@ -10,6 +10,8 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from octavo.pem import TlsError
+from octavo.tls import ServerTls
 from octavo.v1 import admin_pb2, inference_pb2
 
 from scheduler_svc import runtime
@@ -18,6 +20,10 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import StartupError
 from scheduler_svc.model_files import load_model
+from scheduler_svc.security.auth import KeyInterceptor
+from scheduler_svc.security.gate import Gate
+from scheduler_svc.security.keys import KeysError
+from scheduler_svc.security.store import KeyStore
 from scheduler_svc.text.tokenizer import TextCodec
 
 _log = structlog.get_logger()
@@ -29,26 +35,34 @@ _SERVICES = tuple(
 )
 _HEALTH_INTERVAL_SECONDS = 0.25
 _CLOSE_SECONDS = 1.0
+_MAX_METADATA_BYTES = 16 * 1024
 
 
 class SchedulerServer:
     """One scheduler: servicers over an engine over executor sessions."""
 
     def __init__(self, config: SchedulerConfig) -> None:
-        """Read the model's files; nothing listens yet.
+        """Read the files of model, certificates and keys; nothing listens yet.
 
-        Raises:  StartupError: if the model cannot be used.
+        Raises:  StartupError: if any of them cannot be used.
         """
         self.config = config
+        self._keys = _open_keys(config)
         model = load_model(config.model, config.model_store)
         codec = TextCodec.load(
             model, num_threads=config.tokenizer_threads, max_pending=config.max_queue
         )
-        self.engine = Engine(config, model.fingerprint)
+        try:
+            files = config.tls_files
+            self._tls = None if files is None else ServerTls(files)
+            self.engine = Engine(config, model.fingerprint)
+        except TlsError as error:
+            raise StartupError(str(error)) from None
         self._inference = inference.InferenceServicer(
             self.engine,
             model,
             codec,
+            gate=Gate(self._keys),
             max_model_len=config.max_model_len,
             reader_timeout_seconds=config.reader_timeout_seconds,
         )
@@ -63,12 +77,16 @@ class SchedulerServer:
         Raises:  StartupError: if the port is taken.
         """
         server = grpc.aio.server(
+            interceptors=[] if self._keys is None else [KeyInterceptor(self._keys)],
             options=(
                 ("grpc.max_receive_message_length", self.config.max_request_bytes),
                 ("grpc.so_reuseport", 0),
                 # Clients may ping this often while nothing is sent.
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
-            )
+                ("grpc.max_concurrent_streams", self.config.max_connection_calls),
+                ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
+                ("grpc.server_handshake_timeout_ms", 10_000),
+            ),
         )
         inference.add_to_server(self._inference, server)
         admin.add_to_server(admin.AdminServicer(self.engine, self.config.scheduler_id), server)
@@ -77,12 +95,13 @@ class SchedulerServer:
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server
         )
         try:
-            self.port = server.add_insecure_port(self.config.listen)
+            self.port = self._add_port(server)
         except RuntimeError as error:
             raise StartupError(
                 f"cannot listen on {self.config.listen}: is the port in use? "
                 "Give --listen another one"
             ) from error
+        self._warn_of_open_port()
         await server.start()
         self._server = server
         await self.engine.start()
@@ -93,6 +112,25 @@ class SchedulerServer:
             scheduler_id=self.config.scheduler_id,
             executors=list(self.config.executors),
         )
+
+    def _add_port(self, server: grpc.aio.Server) -> int:
+        if self._tls is None:
+            return server.add_insecure_port(self.config.listen)
+        return server.add_secure_port(self.config.listen, self._tls.credentials)
+
+    def _warn_of_open_port(self) -> None:
+        """Say what others can do with a port that they reach."""
+        if self.config.is_loopback:
+            return
+        if self._keys is not None and self._tls is None:
+            _log.warning(
+                "api_keys_exposed", hint="keys come unencrypted and can be read: give --tls-cert"
+            )
+        elif self._keys is None and self.config.tls_client_ca is None:
+            _log.warning(
+                "port_opened_to_anyone",
+                hint="whoever reaches it may use it: --api-keys or --tls-client-ca says who may",
+            )
 
     async def stop(self) -> None:
         """Drain: no new work, live streams finish within the grace period, then the end."""
@@ -119,6 +157,17 @@ class SchedulerServer:
                     await self._health.set(service, status)
                 _log.info("health_changed", serving=healthy)
             await asyncio.sleep(_HEALTH_INTERVAL_SECONDS)
+
+
+def _open_keys(config: SchedulerConfig) -> KeyStore | None:
+    """Give the keys that the settings name; None if they name none: anybody may call."""
+    if config.api_keys is None and not config.api_keys_inline:
+        return None
+    flag = "--api-keys" if config.api_keys else "--api-keys-inline"
+    try:
+        return KeyStore(config.api_keys, config.api_keys_inline)
+    except KeysError as error:
+        raise StartupError(f"{flag}: {error}") from None
 
 
 async def serve(config: SchedulerConfig) -> int:

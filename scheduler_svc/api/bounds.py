@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from scheduler_svc.errors import InvalidArgument
 
+MAX_TEXT_BYTES = 4 * 1024 * 1024
 _SHOWN_CHARACTERS = 80
 
 
@@ -49,6 +50,17 @@ def short(field: str, value: str, max_characters: int) -> str:
     """
     if len(value) > max_characters:
         raise InvalidArgument(field, f"at most {max_characters} characters", len(value))
+    return value
+
+
+def text(field: str, value: str) -> str:
+    """Check the length in bytes of a text that is to be tokenized.
+
+    Raises:  InvalidArgument: if it is longer than any model's context.
+    """
+    num_bytes = len(value) if value.isascii() else len(value.encode())
+    if num_bytes > MAX_TEXT_BYTES:
+        raise InvalidArgument(field, f"at most {MAX_TEXT_BYTES} bytes", num_bytes)
     return value
 
 

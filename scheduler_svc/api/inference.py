@@ -29,12 +29,17 @@ from scheduler_svc.errors import (
 )
 from scheduler_svc.logs import bound_ids, get_logger
 from scheduler_svc.model_files import ModelFiles
+from scheduler_svc.security.gate import Gate, caller_ids
+from scheduler_svc.security.limits import Ticket
 from scheduler_svc.text.assembler import TextAssembler
 from scheduler_svc.text.chat_template import Message
 from scheduler_svc.text.tokenizer import TextCodec
 
 _log = get_logger(__name__)
 _MAX_NAME_CHARACTERS = 256
+_MAX_MESSAGES = 4096
+_MAX_ROLE_CHARACTERS = 64
+_MAX_TOKENS_TO_TEXT = 1024 * 1024
 _INTERNAL = "internal error; the service's log has more under the request id"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -54,6 +59,7 @@ class InferenceServicer:
         model: ModelFiles,
         codec: TextCodec,
         *,
+        gate: Gate | None = None,
         max_model_len: int = 0,
         reader_timeout_seconds: float = math.inf,
         clock: Callable[[], float] = time.monotonic,
@@ -64,6 +70,7 @@ class InferenceServicer:
             engine: runs the requests.
             model: what is served.
             codec: its tokenizer and template.
+            gate: says whom a call counts for, and keeps it within limits; None: lets all in.
             max_model_len: cap in tokens; 0 is none.
             reader_timeout_seconds: a client that takes nothing for so long is given up.
             clock: the one that the engine plans by, in seconds.
@@ -71,6 +78,7 @@ class InferenceServicer:
         self._engine = engine
         self._model = model
         self._codec = codec
+        self._gate = gate or Gate()
         self._max_model_len = max_model_len
         self._reader_timeout_seconds = reader_timeout_seconds
         self._clock = clock
@@ -124,7 +132,7 @@ class InferenceServicer:
     ) -> Res:
         """Run a method and turn its exception, if any, into a status."""
         request_id = str(getattr(message, "request_id", "") or validation.new_request_id())[:128]
-        with bound_ids(request_id=request_id):
+        with bound_ids(request_id=request_id, **caller_ids()):
             try:
                 if isinstance(message, Malformed):
                     raise message.error
@@ -146,29 +154,33 @@ class InferenceServicer:
             raise Unavailable("this scheduler is draining: go to another")
         limits = self._limits()
         options = validation.check_options(message, limits)
-        tokens = await self._prompt_tokens(message)
-        validated = validation.build(
-            message, options, tokens, limits, arrival=arrival, deadline=deadline
-        )
-        prompt_text = ""
-        if validated.response.echo and not validated.text.omit_text:
-            keep = validated.text.keep_special_tokens
-            prompt_text = await self._codec.decode(tokens, keep_special=keep)
-        assembler = TextAssembler(self._codec.vocabulary, validated.text)
-        generation = Generation(validated, assembler, prompt_text, self._model.name)
-        self._num_active += 1
-        try:
-            await self._serve(generation, context)
-        finally:
-            self._num_active -= 1
+        with self._gate.enter(message.tenant) as ticket:
+            message.tenant = ticket.tenant  # its own, or what its API key makes of none
+            tokens = await self._prompt_tokens(message)
+            validated = validation.build(
+                message, options, tokens, limits, arrival=arrival, deadline=deadline
+            )
+            ticket.charge(len(tokens) + sum(len(choice.token_ids) for choice in message.resume))
+            prompt_text = ""
+            if validated.response.echo and not validated.text.omit_text:
+                keep = validated.text.keep_special_tokens
+                prompt_text = await self._codec.decode(tokens, keep_special=keep)
+            assembler = TextAssembler(self._codec.vocabulary, validated.text)
+            generation = Generation(validated, assembler, prompt_text, self._model.name)
+            self._num_active += 1
+            try:
+                await self._serve(generation, context, ticket)
+            finally:
+                self._num_active -= 1
 
-    async def _serve(self, generation: Generation, context: Context) -> None:
+    async def _serve(self, generation: Generation, context: Context, ticket: Ticket) -> None:
         """Run one request to its end, and give its blocks back in every case."""
         stream: TokenStream | None = None
         if generation.needs_engine:
             stream = await self._engine.submit(generation.request)
+        ticket.accept()
         try:
-            await self._relay(generation, stream, context)
+            await self._relay(generation, stream, context, ticket)
         except asyncio.CancelledError:
             _log.info("request_cancelled", num_tokens=generation.num_completion_tokens)
             raise
@@ -188,7 +200,11 @@ class InferenceServicer:
                 stream.cancel()
 
     async def _relay(
-        self, generation: Generation, stream: TokenStream | None, context: Context
+        self,
+        generation: Generation,
+        stream: TokenStream | None,
+        context: Context,
+        ticket: Ticket,
     ) -> None:
         generation.open(_nothing if stream is None else stream.stop)
         await self._send(generation, context)
@@ -196,6 +212,7 @@ class InferenceServicer:
             outputs = await stream.receive()
             if not outputs:
                 raise RuntimeError("the engine ended a request before its choices ended")
+            ticket.spend(sum(len(output.tokens) for output in outputs))
             generation.accept(outputs, stream.stop)
             await self._send(generation, context)
         generation.close(None if stream is None else stream.stats)
@@ -244,7 +261,7 @@ class InferenceServicer:
             case "text":
                 if not message.text:
                     raise InvalidArgument("text", "not empty")
-                return await self._codec.encode(message.text)
+                return await self._codec.encode(bounds.text("text", message.text))
             case "chat":
                 return await self._codec.encode_chat(_turns(message.chat))
             case _:
@@ -254,22 +271,32 @@ class InferenceServicer:
         self, message: inference_pb2.TokenizeRequest, _: Context
     ) -> inference_pb2.TokenizeResponse:
         self._check_model(message.model)
-        match message.WhichOneof("input"):
-            case "text":
-                ids = await self._codec.encode(message.text)
-            case "chat":
-                ids = await self._codec.encode_chat(_turns(message.chat))
-            case _:
-                raise InvalidArgument("input", "set: one of text, chat")
+        with self._gate.enter("") as ticket:
+            match message.WhichOneof("input"):
+                case "text":
+                    ids = await self._codec.encode(bounds.text("text", message.text))
+                case "chat":
+                    ids = await self._codec.encode_chat(_turns(message.chat))
+                case _:
+                    raise InvalidArgument("input", "set: one of text, chat")
+            ticket.accept()
         return inference_pb2.TokenizeResponse(token_ids=ids)
 
     async def _detokenize(
         self, message: inference_pb2.DetokenizeRequest, _: Context
     ) -> inference_pb2.DetokenizeResponse:
         self._check_model(message.model)
-        ids = bounds.token_ids("token_ids", message.token_ids, self._model.vocab_size)
-        text = await self._codec.decode(ids, keep_special=message.keep_special_tokens)
-        return inference_pb2.DetokenizeResponse(text=text)
+        with self._gate.enter("") as ticket:
+            bounds.count("token_ids", message.token_ids, _MAX_TOKENS_TO_TEXT)
+            ids = bounds.token_ids("token_ids", message.token_ids, self._model.vocab_size)
+            keep = message.keep_special_tokens
+            response = inference_pb2.DetokenizeResponse()
+            response.text = await self._codec.decode(ids, keep_special=keep)
+            if message.include_token_bytes:
+                look_up = self._codec.vocabulary.token_bytes
+                response.token_bytes.extend(look_up(each, keep_special=keep) for each in ids)
+            ticket.accept()
+        return response
 
     async def _get_model(
         self, message: inference_pb2.GetModelRequest, _: Context
@@ -317,9 +344,13 @@ def add_to_server(servicer: InferenceServicer, server: grpc.aio.Server) -> None:
 def _turns(chat: inference_pb2.ChatPrompt) -> list[Message]:
     if not chat.messages:
         raise InvalidArgument("chat.messages", "at least 1")
+    bounds.count("chat.messages", chat.messages, _MAX_MESSAGES)
     for position, message in enumerate(chat.messages):
+        name = f"chat.messages[{position}]"
         if not message.role:
-            raise InvalidArgument(f"chat.messages[{position}].role", "not empty")
+            raise InvalidArgument(f"{name}.role", "not empty")
+        bounds.short(f"{name}.role", message.role, _MAX_ROLE_CHARACTERS)
+        bounds.text(f"{name}.content", message.content)
     return [Message(message.role, message.content) for message in chat.messages]
 
 

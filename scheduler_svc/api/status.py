@@ -1,7 +1,7 @@
 """The one table from errors to gRPC statuses, with google.rpc details.
 
-Every status carries an ErrorInfo of domain "octavo"; INVALID_ARGUMENT adds a BadRequest
-that names the field, RESOURCE_EXHAUSTED a RetryInfo.
+Every status carries an ErrorInfo of domain "octavo"; where a field is at fault a BadRequest
+names it, and RESOURCE_EXHAUSTED adds a RetryInfo.
 """
 
 from __future__ import annotations
@@ -26,6 +26,11 @@ _TABLE: dict[type[errors.OctavoError], tuple[int, str]] = {
     errors.DuplicateRequest: (code_pb2.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     errors.NeverFits: (code_pb2.FAILED_PRECONDITION, "NEVER_FITS"),
     errors.QueueFull: (code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
+    errors.TenantLimit: (code_pb2.RESOURCE_EXHAUSTED, "TENANT_LIMIT"),
+    errors.ApiKeyMissing: (code_pb2.UNAUTHENTICATED, "API_KEY_MISSING"),
+    errors.ApiKeyUnknown: (code_pb2.UNAUTHENTICATED, "API_KEY_UNKNOWN"),
+    errors.TenantMismatch: (code_pb2.PERMISSION_DENIED, "TENANT_MISMATCH"),
+    errors.AdminOnly: (code_pb2.PERMISSION_DENIED, "ADMIN_ONLY"),
     errors.Unavailable: (code_pb2.UNAVAILABLE, "UNAVAILABLE"),
     errors.RequestFailed: (code_pb2.INTERNAL, "INTERNAL"),
     errors.ReaderStalled: (code_pb2.ABORTED, "READER_STALLED"),
@@ -38,7 +43,7 @@ def from_error(error: errors.OctavoError) -> status_pb2.Status:
     for kind in type(error).__mro__:
         if kind in _TABLE:
             code, reason = _TABLE[kind]
-            return _status(code, reason, str(error), _details(error))
+            return _status(code, reason, str(error), _details(error), _metadata(error))
     return internal(str(error))
 
 
@@ -49,7 +54,8 @@ def internal(message: str, request_id: str = "") -> status_pb2.Status:
         message: for people; never a stack trace.
         request_id: under which the log has more.
     """
-    return _status(code_pb2.INTERNAL, "INTERNAL", message, [], request_id)
+    metadata = {"request_id": request_id} if request_id else {}
+    return _status(code_pb2.INTERNAL, "INTERNAL", message, [], metadata)
 
 
 async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.Status) -> NoReturn:
@@ -62,11 +68,9 @@ async def abort(context: grpc.aio.ServicerContext[Any, Any], status: status_pb2.
 
 
 def _status(
-    code: int, reason: str, message: str, details: list[Message], request_id: str = ""
+    code: int, reason: str, message: str, details: list[Message], metadata: dict[str, str]
 ) -> status_pb2.Status:
-    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN)
-    if request_id:
-        info.metadata["request_id"] = request_id
+    info = error_details_pb2.ErrorInfo(reason=reason, domain=DOMAIN, metadata=metadata)
     packed = []
     for detail in [info, *details]:
         packed.append(any_pb2.Any())
@@ -75,16 +79,22 @@ def _status(
 
 
 def _details(error: errors.OctavoError) -> list[Message]:
-    if isinstance(error, errors.InvalidArgument):
+    if isinstance(error, errors.InvalidArgument | errors.TenantMismatch):
         violation = error_details_pb2.BadRequest.FieldViolation(
             field=error.field, description=_shorten(str(error))
         )
         return [error_details_pb2.BadRequest(field_violations=[violation])]
-    if isinstance(error, errors.QueueFull):
+    if isinstance(error, errors.QueueFull | errors.TenantLimit):
         seconds, rest = divmod(error.retry_seconds, 1)
         delay = duration_pb2.Duration(seconds=int(seconds), nanos=int(rest * _NANOSECONDS))
         return [error_details_pb2.RetryInfo(retry_delay=delay)]
     return []
+
+
+def _metadata(error: errors.OctavoError) -> dict[str, str]:
+    if isinstance(error, errors.TenantLimit):
+        return {"limit": error.limit, "value": str(error.value)}
+    return {}
 
 
 def _shorten(message: str) -> str:

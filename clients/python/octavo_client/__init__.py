@@ -51,6 +51,9 @@ if TYPE_CHECKING:
         NotFound,
         OctavoError,
         Overloaded,
+        PermissionDenied,
+        TlsFailed,
+        Unauthenticated,
         Unavailable,
     )
 
@@ -83,6 +86,7 @@ __all__ = [
     "NotFound",
     "OctavoError",
     "Overloaded",
+    "PermissionDenied",
     "Pool",
     "PositionLogprobs",
     "RetryPolicy",
@@ -90,7 +94,9 @@ __all__ = [
     "Snapshot",
     "Started",
     "Stream",
+    "TlsFailed",
     "TokenLogprob",
+    "Unauthenticated",
     "Unavailable",
     "Usage",
 ]

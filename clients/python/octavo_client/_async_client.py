@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -15,7 +16,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from octavo_client import _protocol
-from octavo_client._channel import DEFAULT_TARGET, parse_target
+from octavo_client._channel import DEFAULT_TARGET
+from octavo_client._connection import Connection, ConnectionSettings
 from octavo_client._retry import RetryPolicy
 from octavo_client._session import Session, name_deadline
 from octavo_client._status import error_from_status
@@ -46,9 +48,19 @@ class AsyncClient:
         timeout: deadline in seconds of `generate` and `stream`, unless the call gives one.
         unary_timeout: the same for all other calls.
         retry: bounds of retrying; None: RetryPolicy's defaults.
-        credentials: for TLS with other roots, or with a client certificate.
+        credentials: gRPC's own, instead of the files below.
         on_retry: called when a stream broke and will be retried or resumed, once per outage,
             with what broke it.
+        api_key: sent with every call that brings none of its own. It is refused where it
+            would travel unencrypted to another machine.
+        ca_file: PEM file of the CAs that the server's certificate must come from, and with it
+            TLS; without it grpcs:// trusts the public CAs that gRPC brings.
+        cert_file, key_file: PEM files of the client's certificate, where the server asks.
+        server_name: that the server's certificate carries, where it is not the target's host.
+        allow_insecure_key: send keys unencrypted all the same.
+
+    What is None is read from OCTAVO_API_KEY, OCTAVO_CA_FILE, OCTAVO_CERT_FILE and
+    OCTAVO_KEY_FILE; "" is none. Files are read when the client is made.
     """
 
     def __init__(
@@ -60,16 +72,26 @@ class AsyncClient:
         retry: RetryPolicy | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         on_retry: Callable[[OctavoError], None] | None = None,
+        api_key: str | None = None,
+        ca_file: str | Path | None = None,
+        cert_file: str | Path | None = None,
+        key_file: str | Path | None = None,
+        server_name: str | None = None,
+        allow_insecure_key: bool = False,
     ) -> None:
-        address = parse_target(target)
-        if credentials is None and address.tls:
-            credentials = grpc.ssl_channel_credentials()
-        self._channel = (
-            aio.insecure_channel(address.target, options=address.options)
-            if credentials is None
-            else aio.secure_channel(address.target, credentials, options=address.options)
+        settings = ConnectionSettings(
+            target=target,
+            credentials=credentials,
+            api_key=api_key,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+            server_name=server_name,
+            allow_insecure_key=allow_insecure_key,
         )
-        self._target = address.target
+        self._connection = Connection(settings)
+        self._channel = self._connection.open(aio.insecure_channel, aio.secure_channel)
+        self._target = self._connection.target
         self._timeout = timeout
         self._unary_timeout = unary_timeout
         self._policy = retry or RetryPolicy()
@@ -100,6 +122,7 @@ class AsyncClient:
         tokens: Sequence[int] | None = None,
         messages: Sequence[Message | Mapping[str, str]] | None = None,
         timeout: float | None = None,
+        api_key: str | None = None,
         **params: Unpack[GenerateParams],
     ) -> Completion:
         """Generate, and return the whole answer.
@@ -109,11 +132,12 @@ class AsyncClient:
             tokens: token ids to continue; or
             messages: a conversation to answer.
             timeout: deadline in seconds.
+            api_key: of this call, instead of the client's own; "" sends none.
             params: see `GenerateParams`.
         Raises: OctavoError: one of the tree in `octavo_client.errors`.
         """
         async with self.stream(
-            prompt, tokens=tokens, messages=messages, timeout=timeout, **params
+            prompt, tokens=tokens, messages=messages, timeout=timeout, api_key=api_key, **params
         ) as stream:
             return await stream.completion()
 
@@ -124,6 +148,7 @@ class AsyncClient:
         tokens: Sequence[int] | None = None,
         messages: Sequence[Message | Mapping[str, str]] | None = None,
         timeout: float | None = None,
+        api_key: str | None = None,
         **params: Unpack[GenerateParams],
     ) -> AsyncStream:
         """Generate, and iterate over the events as they come.
@@ -132,8 +157,11 @@ class AsyncClient:
         `async with client.stream("Once") as stream: async for event in stream: ...`
         """
         request = _protocol.build_generate(prompt, tokens, messages, params)
+        metadata = self._connection.metadata(api_key)
         return AsyncStream(
-            lambda message, seconds: self._inference.Generate(message, timeout=seconds),
+            lambda message, seconds: self._inference.Generate(
+                message, timeout=seconds, metadata=metadata
+            ),
             Session(request, self._policy),
             self._timeout if timeout is None else timeout,
             self._target,
@@ -147,10 +175,11 @@ class AsyncClient:
         messages: Sequence[Message | Mapping[str, str]] | None = None,
         model: str = "",
         timeout: float | None = None,
+        api_key: str | None = None,
     ) -> tuple[int, ...]:
         """Return the token ids that `generate` would use for text or messages."""
         request = _protocol.build_tokenize(text, messages, model)
-        response = await self._unary(self._inference.Tokenize, request, timeout)
+        response = await self._unary(self._inference.Tokenize, request, timeout, api_key)
         return tuple(response.token_ids)
 
     async def detokenize(
@@ -160,22 +189,50 @@ class AsyncClient:
         keep_special_tokens: bool = False,
         model: str = "",
         timeout: float | None = None,
+        api_key: str | None = None,
     ) -> str:
         """Return the text of token ids."""
         request = _protocol.build_detokenize(token_ids, keep_special_tokens, model)
-        return (await self._unary(self._inference.Detokenize, request, timeout)).text
+        return (await self._unary(self._inference.Detokenize, request, timeout, api_key)).text
 
-    async def model(self, name: str = "", *, timeout: float | None = None) -> Model:
+    async def token_bytes(
+        self,
+        token_ids: Sequence[int],
+        *,
+        keep_special_tokens: bool = False,
+        model: str = "",
+        timeout: float | None = None,
+        api_key: str | None = None,
+    ) -> tuple[bytes, ...]:
+        """Return the bytes of each token id; a character may be split over several.
+
+        A special token has none, unless it is to be kept.
+        """
+        request = _protocol.build_detokenize(
+            token_ids, keep_special_tokens, model, include_token_bytes=True
+        )
+        response = await self._unary(self._inference.Detokenize, request, timeout, api_key)
+        return tuple(response.token_bytes)
+
+    async def model(
+        self, name: str = "", *, timeout: float | None = None, api_key: str | None = None
+    ) -> Model:
         """Describe the model that is served."""
         request = inference_pb2.GetModelRequest(model=name)
-        return _protocol.parse_model(await self._unary(self._inference.GetModel, request, timeout))
+        response = await self._unary(self._inference.GetModel, request, timeout, api_key)
+        return _protocol.parse_model(response)
 
     async def snapshot(
-        self, *, sequences: bool = False, blocks: bool = False, timeout: float | None = None
+        self,
+        *,
+        sequences: bool = False,
+        blocks: bool = False,
+        timeout: float | None = None,
+        api_key: str | None = None,
     ) -> Snapshot:
         """Return the scheduler's state: pool, queue and, if asked, sequences and blocks."""
         request = admin_pb2.SnapshotRequest(include_sequences=sequences, include_blocks=blocks)
-        response = await self._unary(self._admin.Snapshot, request, timeout)
+        response = await self._unary(self._admin.Snapshot, request, timeout, api_key)
         return _protocol.parse_snapshot(response.snapshot)
 
     async def watch(
@@ -185,10 +242,12 @@ class AsyncClient:
         sequences: bool = False,
         blocks: bool = False,
         timeout: float | None = None,
+        api_key: str | None = None,
     ) -> AsyncIterator[Snapshot]:
         """Yield a snapshot every `interval` seconds, until closed or `timeout` (None: never)."""
         request = _protocol.build_watch(interval, sequences, blocks)
-        call = self._admin.Watch(request, timeout=timeout)
+        metadata = self._connection.metadata(api_key)
+        call = self._admin.Watch(request, timeout=timeout, metadata=metadata)
         try:
             async for response in call:
                 yield _protocol.parse_snapshot(response.snapshot)
@@ -197,21 +256,29 @@ class AsyncClient:
         finally:
             call.cancel()
 
-    async def health(self, service: str = "", *, timeout: float | None = None) -> Health:
+    async def health(
+        self, service: str = "", *, timeout: float | None = None, api_key: str | None = None
+    ) -> Health:
         """Return what the server says of itself; raises ConnectionFailed if nothing answers."""
         request = health_pb2.HealthCheckRequest(service=service)
-        response = await self._unary(self._health.Check, request, timeout)
+        response = await self._unary(self._health.Check, request, timeout, api_key)
         return _protocol.parse_health(response.status)
 
     async def _unary(
-        self, method: Callable[..., Awaitable[_T]], request: Any, timeout: float | None
+        self,
+        method: Callable[..., Awaitable[_T]],
+        request: Any,
+        timeout: float | None,
+        api_key: str | None,
     ) -> _T:
         """Call once, and again while the service is only busy or away."""
+        metadata = self._connection.metadata(api_key)
         seconds = self._unary_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         for attempt in range(1, self._policy.max_attempts + 1):
             try:
-                return await method(request, timeout=max(deadline - time.monotonic(), 0.0))
+                left = max(deadline - time.monotonic(), 0.0)
+                return await method(request, timeout=left, metadata=metadata)
             except aio.AioRpcError as failure:
                 error = _translate(failure, self._target)
             error = name_deadline(error, time.monotonic(), deadline, seconds)

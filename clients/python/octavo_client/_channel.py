@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -31,17 +32,25 @@ class Address:
 
     Attributes:
         target: what gRPC resolves, such as "127.0.0.1:50051" or "dns:///name:50051".
-        tls: whether to encrypt, trusting the system's roots.
+        tls: whether to encrypt; None: the target does not say.
     """
 
     target: str
-    tls: bool = False
+    tls: bool | None = None
+
+    @property
+    def is_loopback(self) -> bool:
+        """Whether what is sent there stays on this machine."""
+        if self.target.startswith("unix"):
+            return True
+        # ipv4:A:1,B:2 is a list, dns:///NAME:1 has a host of its own kind.
+        listed = self.target.removeprefix("ipv4:").removeprefix("ipv6:").split(",")
+        return all(_is_loopback(each.rpartition("/")[2]) for each in listed)
 
     @property
     def options(self) -> tuple[tuple[str, str | int], ...]:
         """Channel options for this address."""
-        host = self.target.rsplit(":", 1)[0]
-        if host in ("127.0.0.1", "localhost", "[::1]"):
+        if self.is_loopback:
             # An http_proxy in the environment cannot reach this machine's loopback.
             return (*_BASE_OPTIONS, ("grpc.enable_http_proxy", 0))
         return _BASE_OPTIONS
@@ -54,7 +63,7 @@ def parse_target(target: str) -> Address:
         InvalidArgument: if there is no port, or it is no number.
     """
     scheme, separator, rest = target.partition("://")
-    tls = separator != "" and scheme == "grpcs"
+    tls = scheme == "grpcs" if separator else None
     if separator and scheme not in ("grpc", "grpcs"):
         if scheme in ("http", "https"):
             raise _bad_target(target)
@@ -71,6 +80,16 @@ def parse_target(target: str) -> Address:
     if not usable or parts.path.strip("/"):
         raise _bad_target(target)
     return Address(parts.netloc, tls)
+
+
+def _is_loopback(address: str) -> bool:
+    host = address.rpartition(":")[0].removeprefix("dns:").strip("[]")
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def _bad_target(target: str) -> InvalidArgument:

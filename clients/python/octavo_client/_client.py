@@ -6,6 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
 
@@ -14,7 +15,8 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
 from octavo_client import _protocol
-from octavo_client._channel import DEFAULT_TARGET, parse_target
+from octavo_client._channel import DEFAULT_TARGET
+from octavo_client._connection import Connection, ConnectionSettings
 from octavo_client._retry import RetryPolicy
 from octavo_client._session import Session, name_deadline
 from octavo_client._status import error_from_status
@@ -47,16 +49,26 @@ class Client:
         retry: RetryPolicy | None = None,
         credentials: grpc.ChannelCredentials | None = None,
         on_retry: Callable[[OctavoError], None] | None = None,
+        api_key: str | None = None,
+        ca_file: str | Path | None = None,
+        cert_file: str | Path | None = None,
+        key_file: str | Path | None = None,
+        server_name: str | None = None,
+        allow_insecure_key: bool = False,
     ) -> None:
-        address = parse_target(target)
-        if credentials is None and address.tls:
-            credentials = grpc.ssl_channel_credentials()
-        self._channel = (
-            grpc.insecure_channel(address.target, options=address.options)
-            if credentials is None
-            else grpc.secure_channel(address.target, credentials, options=address.options)
+        settings = ConnectionSettings(
+            target=target,
+            credentials=credentials,
+            api_key=api_key,
+            ca_file=ca_file,
+            cert_file=cert_file,
+            key_file=key_file,
+            server_name=server_name,
+            allow_insecure_key=allow_insecure_key,
         )
-        self._target = address.target
+        self._connection = Connection(settings)
+        self._channel = self._connection.open(grpc.insecure_channel, grpc.secure_channel)
+        self._target = self._connection.target
         self._timeout = timeout
         self._unary_timeout = unary_timeout
         self._policy = retry or RetryPolicy()
@@ -87,11 +99,12 @@ class Client:
         tokens: Sequence[int] | None = None,
         messages: Sequence[Message | Mapping[str, str]] | None = None,
         timeout: float | None = None,
+        api_key: str | None = None,
         **params: Unpack[GenerateParams],
     ) -> Completion:
         """Generate, and return the whole answer; see `AsyncClient.generate`."""
         with self.stream(
-            prompt, tokens=tokens, messages=messages, timeout=timeout, **params
+            prompt, tokens=tokens, messages=messages, timeout=timeout, api_key=api_key, **params
         ) as stream:
             return stream.completion()
 
@@ -102,6 +115,7 @@ class Client:
         tokens: Sequence[int] | None = None,
         messages: Sequence[Message | Mapping[str, str]] | None = None,
         timeout: float | None = None,
+        api_key: str | None = None,
         **params: Unpack[GenerateParams],
     ) -> Stream:
         """Generate, and iterate over the events as they come.
@@ -110,8 +124,11 @@ class Client:
         `with client.stream("Once") as stream: for event in stream: ...`
         """
         request = _protocol.build_generate(prompt, tokens, messages, params)
+        metadata = self._connection.metadata(api_key)
         return Stream(
-            lambda message, seconds: self._inference.Generate(message, timeout=seconds),
+            lambda message, seconds: self._inference.Generate(
+                message, timeout=seconds, metadata=metadata
+            ),
             Session(request, self._policy),
             self._timeout if timeout is None else timeout,
             self._target,
@@ -125,10 +142,11 @@ class Client:
         messages: Sequence[Message | Mapping[str, str]] | None = None,
         model: str = "",
         timeout: float | None = None,
+        api_key: str | None = None,
     ) -> tuple[int, ...]:
         """Return the token ids that `generate` would use for text or messages."""
         request = _protocol.build_tokenize(text, messages, model)
-        return tuple(self._unary(self._inference.Tokenize, request, timeout).token_ids)
+        return tuple(self._unary(self._inference.Tokenize, request, timeout, api_key).token_ids)
 
     def detokenize(
         self,
@@ -137,22 +155,50 @@ class Client:
         keep_special_tokens: bool = False,
         model: str = "",
         timeout: float | None = None,
+        api_key: str | None = None,
     ) -> str:
         """Return the text of token ids."""
         request = _protocol.build_detokenize(token_ids, keep_special_tokens, model)
-        return self._unary(self._inference.Detokenize, request, timeout).text
+        return self._unary(self._inference.Detokenize, request, timeout, api_key).text
 
-    def model(self, name: str = "", *, timeout: float | None = None) -> Model:
+    def token_bytes(
+        self,
+        token_ids: Sequence[int],
+        *,
+        keep_special_tokens: bool = False,
+        model: str = "",
+        timeout: float | None = None,
+        api_key: str | None = None,
+    ) -> tuple[bytes, ...]:
+        """Return the bytes of each token id; a character may be split over several.
+
+        A special token has none, unless it is to be kept.
+        """
+        request = _protocol.build_detokenize(
+            token_ids, keep_special_tokens, model, include_token_bytes=True
+        )
+        response = self._unary(self._inference.Detokenize, request, timeout, api_key)
+        return tuple(response.token_bytes)
+
+    def model(
+        self, name: str = "", *, timeout: float | None = None, api_key: str | None = None
+    ) -> Model:
         """Describe the model that is served."""
         request = inference_pb2.GetModelRequest(model=name)
-        return _protocol.parse_model(self._unary(self._inference.GetModel, request, timeout))
+        response = self._unary(self._inference.GetModel, request, timeout, api_key)
+        return _protocol.parse_model(response)
 
     def snapshot(
-        self, *, sequences: bool = False, blocks: bool = False, timeout: float | None = None
+        self,
+        *,
+        sequences: bool = False,
+        blocks: bool = False,
+        timeout: float | None = None,
+        api_key: str | None = None,
     ) -> Snapshot:
         """Return the scheduler's state: pool, queue and, if asked, sequences and blocks."""
         request = admin_pb2.SnapshotRequest(include_sequences=sequences, include_blocks=blocks)
-        response = self._unary(self._admin.Snapshot, request, timeout)
+        response = self._unary(self._admin.Snapshot, request, timeout, api_key)
         return _protocol.parse_snapshot(response.snapshot)
 
     def watch(
@@ -162,10 +208,12 @@ class Client:
         sequences: bool = False,
         blocks: bool = False,
         timeout: float | None = None,
+        api_key: str | None = None,
     ) -> Iterator[Snapshot]:
         """Yield a snapshot every `interval` seconds, until closed or `timeout` (None: never)."""
         request = _protocol.build_watch(interval, sequences, blocks)
-        call: Any = self._admin.Watch(request, timeout=timeout)
+        metadata = self._connection.metadata(api_key)
+        call: Any = self._admin.Watch(request, timeout=timeout, metadata=metadata)
         try:
             for response in call:
                 yield _protocol.parse_snapshot(response.snapshot)
@@ -174,18 +222,29 @@ class Client:
         finally:
             call.cancel()
 
-    def health(self, service: str = "", *, timeout: float | None = None) -> Health:
+    def health(
+        self, service: str = "", *, timeout: float | None = None, api_key: str | None = None
+    ) -> Health:
         """Return what the server says of itself; raises ConnectionFailed if nothing answers."""
         request = health_pb2.HealthCheckRequest(service=service)
-        return _protocol.parse_health(self._unary(self._health.Check, request, timeout).status)
+        response = self._unary(self._health.Check, request, timeout, api_key)
+        return _protocol.parse_health(response.status)
 
-    def _unary(self, method: Callable[..., _T], request: Any, timeout: float | None) -> _T:
+    def _unary(
+        self,
+        method: Callable[..., _T],
+        request: Any,
+        timeout: float | None,
+        api_key: str | None,
+    ) -> _T:
         """Call once, and again while the service is only busy or away."""
+        metadata = self._connection.metadata(api_key)
         seconds = self._unary_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
         for attempt in range(1, self._policy.max_attempts + 1):
             try:
-                return method(request, timeout=max(deadline - time.monotonic(), 0.0))
+                left = max(deadline - time.monotonic(), 0.0)
+                return method(request, timeout=left, metadata=metadata)
             except grpc.RpcError as failure:
                 error = _translate(failure, self._target)
             error = name_deadline(error, time.monotonic(), deadline, seconds)

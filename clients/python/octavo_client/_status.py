@@ -19,6 +19,9 @@ from octavo_client.errors import (
     NotFound,
     OctavoError,
     Overloaded,
+    PermissionDenied,
+    TlsFailed,
+    Unauthenticated,
     Unavailable,
 )
 
@@ -30,10 +33,24 @@ _BY_CODE: dict[grpc.StatusCode, type[OctavoError]] = {
     grpc.StatusCode.FAILED_PRECONDITION: NeverFits,
     grpc.StatusCode.DEADLINE_EXCEEDED: DeadlineExceeded,
     grpc.StatusCode.CANCELLED: Cancelled,
+    grpc.StatusCode.UNAUTHENTICATED: Unauthenticated,
+    grpc.StatusCode.PERMISSION_DENIED: PermissionDenied,
 }
 
 # gRPC tells "nothing listens there" from "the service said UNAVAILABLE" by text only.
 _CONNECT_PHRASES = ("failed to connect", "connections to all backends failing", "dns resolution")
+
+
+# What gRPC's text has when a handshake failed, and what to tell people.
+_UNKNOWN_CA = "its certificate comes from no CA that the client trusts: ca_file names them"
+_OTHER_NAME = "its certificate is for another name: server_name says which to expect"
+_TLS_FAULTS = (
+    ("certificate_verify_failed", _UNKNOWN_CA),
+    ("certificate signature failure", _UNKNOWN_CA),  # a CA of the same name with another key
+    ("hostname verification", _OTHER_NAME),
+    ("not in peer certificate", _OTHER_NAME),
+    ("wrong_version_number", "it does not speak TLS"),
+)
 
 
 def error_from_status(
@@ -69,14 +86,28 @@ def error_from_status(
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return Overloaded(message, retry_after=retry_after, reason=reason, metadata=metadata)
     if code is grpc.StatusCode.UNAVAILABLE:
-        if not details and any(phrase in message.lower() for phrase in _CONNECT_PHRASES):
-            return ConnectionFailed(
-                f"nothing answers at {target}: is `octavo serve` running there?"
-            )
-        return Unavailable(message, retry_after=retry_after, reason=reason, metadata=metadata)
+        unreached = None if details else _unreached(message.lower(), target)
+        return unreached or Unavailable(
+            message, retry_after=retry_after, reason=reason, metadata=metadata
+        )
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Internal(f"the server at {target} is no Octavo scheduler: {message}")
     return _BY_CODE.get(code, Internal)(message, reason=reason, metadata=metadata)
+
+
+def _unreached(text: str, target: str) -> OctavoError | None:
+    """Say why a target was not reached, by gRPC's text in lower case; None: it was."""
+    if not any(phrase in text for phrase in _CONNECT_PHRASES):
+        return None
+    for phrase, problem in _TLS_FAULTS:
+        if phrase in text:
+            return TlsFailed(f"the TLS connection to {target} failed: {problem}")
+    if "socket closed" in text:
+        return Unavailable(
+            f"{target} hangs up: does it speak TLS (grpcs://, ca_file), or want a certificate of "
+            "a CA that it knows (cert_file, key_file)?"
+        )
+    return ConnectionFailed(f"nothing answers at {target}: is `octavo serve` running there?")
 
 
 def _parse_details(trailers: Iterable[tuple[str, Any]]) -> dict[Any, Any]:

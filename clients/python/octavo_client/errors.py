@@ -5,9 +5,12 @@ OctavoError
 ├── NotFound            the model is not the one served
 ├── AlreadyExists       request_id belongs to a live request
 ├── NeverFits           the request is larger than the whole KV pool
-├── Overloaded          the queue is full; carries retry_after
+├── Unauthenticated     the API key is missing, unknown or revoked
+├── PermissionDenied    the API key does not allow this
+├── Overloaded          the queue is full, or a tenant's limit reached; carries retry_after
 ├── Unavailable         draining, or no executor
 │   └── ConnectionFailed    nothing answers at the target
+├── TlsFailed           the target's certificate, or the client's, is not what it must be
 ├── DeadlineExceeded    the deadline passed
 ├── Cancelled           the caller cancelled
 └── Internal            the service failed, or broke its own contract
@@ -70,8 +73,16 @@ class NeverFits(OctavoError):
     """The request needs more KV blocks than the whole pool has: waiting won't help."""
 
 
+class Unauthenticated(OctavoError):
+    """The API key is missing, unknown or revoked: `reason` says which."""
+
+
+class PermissionDenied(OctavoError):
+    """The API key does not allow this: another tenant, or the service's administration."""
+
+
 class Overloaded(OctavoError):
-    """The queue is full.
+    """The queue is full, or the tenant has reached a limit that `metadata` names.
 
     Attributes:
         retry_after: seconds until it is worth asking again; None: not said.
@@ -110,6 +121,10 @@ class Unavailable(OctavoError):
 
 class ConnectionFailed(Unavailable):
     """Nothing answers at the target."""
+
+
+class TlsFailed(OctavoError):
+    """The target's certificate, or the client's, is not what it must be: waiting won't help."""
 
 
 class DeadlineExceeded(OctavoError):

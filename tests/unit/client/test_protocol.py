@@ -114,16 +114,16 @@ def test_messages_may_be_mappings() -> None:
 @pytest.mark.parametrize(
     ("given", "target", "tls"),
     [
-        ("127.0.0.1:50051", "127.0.0.1:50051", False),
+        ("127.0.0.1:50051", "127.0.0.1:50051", None),
         ("grpc://host:1", "host:1", False),
         ("grpcs://host:443/", "host:443", True),
-        ("[::1]:7", "[::1]:7", False),
-        ("dns:///octavo.default:50051", "dns:///octavo.default:50051", False),
-        ("unix:/run/octavo.sock", "unix:/run/octavo.sock", False),
+        ("[::1]:7", "[::1]:7", None),
+        ("dns:///octavo.default:50051", "dns:///octavo.default:50051", None),
+        ("unix:/run/octavo.sock", "unix:/run/octavo.sock", None),
     ],
 )
-def test_targets(given: str, target: str, tls: bool) -> None:
-    """Plain, grpc:// and grpcs:// addresses, and gRPC's own forms."""
+def test_targets(given: str, target: str, tls: bool | None) -> None:
+    """Plain, grpc:// and grpcs:// addresses, and gRPC's own forms; most say nothing of TLS."""
     address = parse_target(given)
     assert (address.target, address.tls) == (target, tls)
 

@@ -67,6 +67,15 @@ BAD_FLAGS = [
     (["--listen", "::1:50051"], "--listen", "HOST:PORT"),
     (["--listen", "localhost:65536"], "--listen", "up to 65535"),
     (["--listen", "0.0.0.0:1"], "--listen", "--insecure-bind"),
+    (["--listen", "0.0.0.0:1", "--api-keys", "k"], "--listen", "--insecure-bind"),
+    (["--tls-cert", "c"], "--tls-cert", "--tls-key"),
+    (["--tls-key", "k"], "--tls-key", "--tls-cert"),
+    (["--tls-client-ca", "c"], "--tls-client-ca", "--tls-cert"),
+    (["--executor-cert", "c"], "--executor-cert", "--executor-ca"),
+    (["--executor-server-name", "n"], "--executor-server-name", "--executor-ca"),
+    (["--executor-ca", "a", "--executor-key", "k"], "--executor-key", "--executor-cert"),
+    (["--api-keys", "k", "--api-keys-inline", "i"], "--api-keys-inline", "not both"),
+    (["--max-connection-calls", "0"], "--max-connection-calls", "at least 1"),
     (["--executors", ""], "--executors", "at least one"),
     (["--executors", "a:0"], "--executors", "from 1 to 65535"),
     (["--executors", "a:1,a:1"], "--executors", "without repetitions"),
@@ -100,6 +109,26 @@ def test_an_open_address_must_be_asked_for() -> None:
     assert SchedulerConfig.from_args(["--listen", "0.0.0.0:1", "--insecure-bind"]).insecure_bind
     for listen in ("127.0.0.1:0", "localhost:1", "[::1]:1", "127.1.2.3:1"):
         assert is_loopback(parse_address(SchedulerConfig.from_args(["--listen", listen]).listen)[0])
+
+
+def test_tls_lifts_the_rule_about_addresses() -> None:
+    """What is encrypted may be reached; files are looked at when the service is made."""
+    config = SchedulerConfig.from_args(
+        ["--listen", "0.0.0.0:1", "--tls-cert", "~/c", "--tls-key", "k", "--tls-client-ca", "a"]
+    )
+    files = config.tls_files
+    assert files is not None
+    assert files.paths == (Path.home() / "c", Path("k"), Path("a"))
+    assert config.executor_files is None
+    assert not config.is_loopback
+
+
+def test_an_empty_variable_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a template renders what is not set."""
+    for name in ("TLS_CERT", "TLS_KEY", "TLS_CLIENT_CA", "API_KEYS", "EXECUTOR_CA"):
+        monkeypatch.setenv(ENV_PREFIX + name, "")
+    config = SchedulerConfig.from_args([])
+    assert (config.tls_files, config.executor_files, config.api_keys) == (None, None, None)
 
 
 def test_settings_are_frozen() -> None:

@@ -16,6 +16,11 @@ CASES = [
     (errors.DuplicateRequest("twice"), grpc.StatusCode.ALREADY_EXISTS),
     (errors.NeverFits("large"), grpc.StatusCode.FAILED_PRECONDITION),
     (errors.QueueFull("full", 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.TenantLimit("t", "max", 3, 1.5), grpc.StatusCode.RESOURCE_EXHAUSTED),
+    (errors.ApiKeyMissing("none"), grpc.StatusCode.UNAUTHENTICATED),
+    (errors.ApiKeyUnknown("unknown"), grpc.StatusCode.UNAUTHENTICATED),
+    (errors.TenantMismatch("t"), grpc.StatusCode.PERMISSION_DENIED),
+    (errors.AdminOnly("admin"), grpc.StatusCode.PERMISSION_DENIED),
     (errors.Unavailable("draining"), grpc.StatusCode.UNAVAILABLE),
     (errors.DeadlineExceeded("late"), grpc.StatusCode.DEADLINE_EXCEEDED),
     (errors.OctavoError("unforeseen"), grpc.StatusCode.INTERNAL),
@@ -51,6 +56,25 @@ def test_a_full_queue_says_when_to_come_back() -> None:
     retry = error_details_pb2.RetryInfo()
     assert made.details[1].Unpack(retry)
     assert (retry.retry_delay.seconds, retry.retry_delay.nanos) == (1, 500_000_000)
+
+
+def test_a_limit_is_named_and_says_when_to_come_back() -> None:
+    """The limit and its value are facts for programs, the delay is exact."""
+    made = status.from_error(errors.TenantLimit("acme", "max_requests_per_minute", 60, 0.25))
+    assert made.message == "tenant 'acme' has reached its max_requests_per_minute of 60"
+    info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
+    assert made.details[0].Unpack(info) and made.details[1].Unpack(retry)
+    assert info.reason == "TENANT_LIMIT"
+    assert dict(info.metadata) == {"limit": "max_requests_per_minute", "value": "60"}
+    assert (retry.retry_delay.seconds, retry.retry_delay.nanos) == (0, 250_000_000)
+
+
+def test_a_wrong_tenant_is_named_as_a_field() -> None:
+    """PERMISSION_DENIED carries a BadRequest, too."""
+    made = status.from_error(errors.TenantMismatch("acme"))
+    bad = error_details_pb2.BadRequest()
+    assert made.details[1].Unpack(bad)
+    assert [violation.field for violation in bad.field_violations] == ["tenant"]
 
 
 def test_subclasses_follow_their_base() -> None:

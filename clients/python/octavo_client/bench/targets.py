@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Protocol, Self
@@ -59,16 +59,22 @@ class Target(Protocol):
 class GrpcTarget:
     """A scheduler, through the SDK with its retries off: a refusal is to be seen."""
 
-    def __init__(self, target: str, sampling: Sampling) -> None:
+    def __init__(
+        self, target: str, sampling: Sampling, connection: Mapping[str, Any] | None = None
+    ) -> None:
         self._target = target
         self._sampling = sampling
+        self._connection = connection or {}
         self._client: AsyncClient | None = None
 
     async def __aenter__(self) -> Self:
         from octavo_client import NO_RETRIES, AsyncClient
 
         self._client = AsyncClient(
-            self._target, timeout=self._sampling.timeout_seconds, retry=NO_RETRIES
+            self._target,
+            timeout=self._sampling.timeout_seconds,
+            retry=NO_RETRIES,
+            **self._connection,
         )
         return self
 
@@ -238,14 +244,24 @@ class OpenAITarget:
             record.num_output_tokens = int(usage["completion_tokens"])
 
 
-def open_target(target: str, sampling: Sampling, *, model: str | None) -> Target:
+def open_target(
+    target: str,
+    sampling: Sampling,
+    *,
+    model: str | None,
+    connection: Mapping[str, Any] | None = None,
+) -> Target:
     """Choose by scheme: http(s):// is OpenAI's API, all else is Octavo's.
 
+    `connection` is what `AsyncClient` takes to reach Octavo: TLS and the API key.
+
     Raises:
-        InvalidArgument: if the target is neither.
+        OctavoError: if the target is neither, or cannot do what is asked.
     """
     if target.startswith(("http://", "https://")):
+        if any((connection or {}).values()):
+            raise OctavoError("certificates and keys are for grpc:// and grpcs:// targets")
         if sampling.beam_width:
             raise OctavoError("beam search has no OpenAI form: use a grpc:// target")
         return OpenAITarget(target, sampling, model=model)
-    return GrpcTarget(target, sampling)
+    return GrpcTarget(target, sampling, connection)

@@ -32,7 +32,9 @@ _SERVICES = ServiceCommands(
     expected={
         "scheduler": ("scheduler", "Run the scheduler service."),
         "executor": ("executor", "Run the executor service."),
+        "gateway": ("gateway", "Serve OpenAI's HTTP API in front of a scheduler."),
         "model": ("executor", "Fetch models into the store, list what is there."),
+        "keys": ("scheduler", "Make, list and revoke a scheduler's API keys."),
     },
 )
 

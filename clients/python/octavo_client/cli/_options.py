@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -24,6 +25,69 @@ def target_option(function: _F) -> _F:
         metavar="HOST:PORT",
         help="Server to talk to; grpcs://HOST:PORT for TLS.",
     )(function)
+
+
+_FILE = click.Path(path_type=Path, exists=True, dir_okay=False, readable=True)
+_MAX_KEY_FILE_BYTES = 64 * 1024
+_CONNECTION_OPTIONS = (
+    click.option(
+        "--ca-file",
+        type=_FILE,
+        help="CAs of the server's certificate, as PEM: turns TLS on.  [env var: OCTAVO_CA_FILE]",
+    ),
+    click.option(
+        "--cert-file",
+        type=_FILE,
+        help="Certificate to show to the server, as PEM.  [env var: OCTAVO_CERT_FILE]",
+    ),
+    click.option(
+        "--key-file",
+        type=_FILE,
+        help="That certificate's private key, as PEM.  [env var: OCTAVO_KEY_FILE]",
+    ),
+    click.option(
+        "--server-name",
+        metavar="NAME",
+        help="Name in the server's certificate.  [default: the target's host]",
+    ),
+    click.option(
+        "--api-key-file",
+        type=_FILE,
+        help="File that holds the API key alone.  [default: the key itself in OCTAVO_API_KEY]",
+    ),
+)
+
+
+def connection_options(function: _F) -> _F:
+    """Options of TLS and of the API key, for the commands with a --target.
+
+    The command gets them as `connection`, for `Client(target, **connection)`. There is no
+    flag for the key itself: all users of a machine see each other's command lines.
+    """
+
+    @functools.wraps(function)
+    def command(*args: Any, api_key_file: Path | None, **kwargs: Any) -> Any:
+        names = ("ca_file", "cert_file", "key_file", "server_name")
+        connection = {name: kwargs.pop(name) for name in names}
+        if api_key_file is not None:
+            connection["api_key"] = _read_key(api_key_file)
+        return function(*args, connection=connection, **kwargs)
+
+    for option in reversed(_CONNECTION_OPTIONS):
+        command = option(command)
+    return command  # type: ignore[return-value]  # click calls it with what the options bring
+
+
+def _read_key(path: Path) -> str:
+    """Read a key from a file of one line.
+
+    Raises:  click.BadParameter: if the file holds no key.
+    """
+    with path.open("rb") as file:
+        text = file.read(_MAX_KEY_FILE_BYTES).decode("ascii", "replace").strip()
+    if not text:
+        raise click.BadParameter(f"{path} is empty", param_hint="--api-key-file")
+    return text
 
 
 def max_tokens_option(function: _F) -> _F:

@@ -23,7 +23,9 @@ def notice_retry(error: OctavoError) -> None:
     """
     from octavo_client import ConnectionFailed, Overloaded
 
-    if isinstance(error, Overloaded):
+    if isinstance(error, Overloaded) and error.reason == "TENANT_LIMIT":
+        text = f"{error}, waiting…"
+    elif isinstance(error, Overloaded):
         text = "the server is full, trying again…"
     elif isinstance(error, ConnectionFailed):
         text = "nothing answers yet, trying again…"

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from octavo_client.cli._lazy import LazyGroup, ServiceCommands
+from octavo_client.cli._options import connection_options
 from octavo_client.cli._workload import (
     COUNT,
     FILE,
@@ -56,6 +57,7 @@ _OWN = {
     metavar="URL",
     help="grpc://HOST:PORT (Octavo) or http://HOST:PORT[/v1] (OpenAI completions).",
 )
+@connection_options
 @click.option("--model", metavar="NAME", help="Model, for http. [default: the first served]")
 @click.option(
     "--n",
@@ -76,7 +78,7 @@ _OWN = {
 @click.option("--plot", "plot_file", type=FILE, metavar="FILE.png", help="Draw a plot.")
 @click.option("--allow-failures", is_flag=True, help="Exit 0 even if requests failed.")
 @click.pass_context
-def bench(context: click.Context, /, **options: Any) -> int:
+def bench(context: click.Context, /, connection: dict[str, Any], **options: Any) -> int:
     """Measure a server under load, from outside.
 
     Output lengths are forced and decoding is greedy. Every request's length is checked;
@@ -94,10 +96,10 @@ def bench(context: click.Context, /, **options: Any) -> int:
     if options["plot_file"]:
         check_plotting()
     console = Console(stderr=options["json_file"] == "-")
-    return asyncio.run(_bench(options, console))
+    return asyncio.run(_bench(options, connection, console))
 
 
-async def _bench(options: dict[str, Any], console: Console) -> int:
+async def _bench(options: dict[str, Any], connection: dict[str, Any], console: Console) -> int:
     from octavo_client.bench.measure import Slo, summarize
     from octavo_client.bench.memory import MemoryUse
     from octavo_client.bench.report import failure_lines, print_summary
@@ -105,7 +107,8 @@ async def _bench(options: dict[str, Any], console: Console) -> int:
 
     requests = load_workload(options)
     sampling = Sampling(options["n"], options["beam_width"] or 0, options["timeout"])
-    async with open_target(options["target"], sampling, model=options["model"]) as target:
+    where, model = options["target"], options["model"]
+    async with open_target(where, sampling, model=model, connection=connection) as target:
         server = await target.describe()
         check_vocabulary(requests, server)
         before = await target.snapshot()

@@ -6,12 +6,17 @@ import re
 import sys
 import time
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from octavo_client.cli._line_editing import start_line_editing
-from octavo_client.cli._options import max_tokens_option, target_option, timeout_option
+from octavo_client.cli._options import (
+    connection_options,
+    max_tokens_option,
+    target_option,
+    timeout_option,
+)
 from octavo_client.cli._words import counted, drop_max_tokens, hinted, notice_retry
 
 if TYPE_CHECKING:
@@ -67,6 +72,7 @@ class _Conversation:
 
 @click.command()
 @target_option
+@connection_options
 @click.option("--system", metavar="TEXT", help="System message.")
 @max_tokens_option
 @click.option("--temperature", type=float, metavar="T", help="0 is greedy. [default: the model's]")
@@ -77,6 +83,7 @@ class _Conversation:
 def chat(
     *,
     target: str,
+    connection: dict[str, Any],
     system: str | None,
     max_tokens: int,
     temperature: float | None,
@@ -105,7 +112,7 @@ def chat(
     if sys.stdin.isatty():
         start_line_editing(keep_history=not no_history)
     console = Console(highlight=False)
-    with Client(target, timeout=timeout, on_retry=notice_retry) as client:
+    with Client(target, timeout=timeout, on_retry=notice_retry, **connection) as client:
         model = client.model()
         if not model.has_chat_template:
             raise click.ClickException(

@@ -83,7 +83,7 @@ async def _demo(options: LocalOptions, max_tokens: int, picture: Path | None) ->
         async with running_stack(options, errors) as stack:
             message = f"ready at {stack.target} after {stack.ready_seconds:.1f} s"
             errors.print(message, style="dim", highlight=False)
-            run = _run(AsyncClient(stack.target), max_tokens, console, picture)
+            run = _run(AsyncClient(f"grpc://{stack.target}"), max_tokens, console, picture)
             work = asyncio.ensure_future(run)
             death = asyncio.ensure_future(stack.wait())
             try:

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 import click
 
-from octavo_client.cli._options import max_tokens_option, target_option, timeout_option
+from octavo_client.cli._options import (
+    connection_options,
+    max_tokens_option,
+    target_option,
+    timeout_option,
+)
 from octavo_client.cli._words import drop_max_tokens, hinted, notice_retry
 
 if TYPE_CHECKING:
@@ -19,6 +24,7 @@ if TYPE_CHECKING:
 @click.command()
 @click.argument("prompt")
 @target_option
+@connection_options
 @click.option(
     "--chat/--raw",
     "chat",
@@ -53,6 +59,7 @@ def generate(
     *,
     prompt: str,
     target: str,
+    connection: dict[str, Any],
     chat: bool | None,
     system: str | None,
     as_json: bool,
@@ -72,7 +79,7 @@ def generate(
         params["max_tokens"] = max_tokens
     if beam_width is not None:
         params["beam"] = Beam(width=beam_width)
-    with Client(target, timeout=timeout, on_retry=notice_retry) as client:
+    with Client(target, timeout=timeout, on_retry=notice_retry, **connection) as client:
         if chat is None and system is None:
             chat = client.model().has_chat_template
         if chat is False and system is not None:
