@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import signal
-import ssl
-import sys
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +18,6 @@ from octavo_client import AsyncClient, Beam
 from scheduler_svc.security.key_file import add_key
 from tests.e2e.conftest import Serve, Served
 from tests.e2e.waiting import until_free
-from tests.support.certificates import Authority
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -30,9 +25,6 @@ MODEL = "smollm2-135m-instruct"
 COUNT = "1, 2, 3, 4,"
 QUESTION: list[Any] = [{"role": "user", "content": "Name three colours."}]
 LONG = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
-
-
-Started = tuple[asyncio.subprocess.Process, int]
 
 
 @dataclass(frozen=True)
@@ -451,74 +443,3 @@ async def test_tokens_of_texts_and_texts_of_tokens(
     chat = (await http.post("/tokenize", json={"messages": QUESTION})).json()
     back = (await http.post("/detokenize", json={"tokens": chat["tokens"]})).json()
     assert "Name three colours.<|im_end|>" in back["prompt"]
-
-
-@asynccontextmanager
-async def gateway(target: str, *flags: str) -> AsyncIterator[Started]:
-    """A gateway of one's own, to end it; its port is in the log."""
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        *("-P", "-m", "octavo_gateway", "--listen", "127.0.0.1:0", "--target", target, *flags),
-        stderr=asyncio.subprocess.PIPE,
-    )
-    assert process.stderr is not None
-    try:
-        started = json.loads(await asyncio.wait_for(process.stderr.readline(), 30))
-        assert started["event"] == "gateway_started"
-        yield process, started["port"]
-    finally:
-        if process.returncode is None:
-            process.kill()
-        await process.communicate()
-
-
-async def test_sigterm_drains(served: Served, keys: Keys) -> None:
-    """The stream goes on to its end, new requests are refused, and the exit code is 0."""
-    body = {**LONG, "max_tokens": 60, "stream": True}
-    async with (
-        gateway(served[1].target, "--grace-seconds", "300") as (process, port),
-        plain(f"http://127.0.0.1:{port}", keys.user) as http,
-    ):
-        async with http.stream("POST", "/v1/completions", json=body) as response:
-            lines = response.aiter_lines()
-            first = await anext(lines)
-            process.send_signal(signal.SIGTERM)
-            while (await http.get("/health")).status_code == 200:
-                await asyncio.sleep(0.01)
-            refused = await http.post("/v1/completions", json={"prompt": "a"})
-            assert refused.status_code == 503
-            assert refused.headers["retry-after"]
-            rest = [line async for line in lines if line]
-        assert first.startswith("data: {")
-        assert rest[-1] == "data: [DONE]"
-        assert len(rest) == 61  # 59 tokens more, the reason and [DONE]
-        assert await asyncio.wait_for(process.wait(), 30) == 0
-
-
-async def test_a_scheduler_that_is_away_is_told_as_such() -> None:
-    """503 with a delay; health says so too."""
-    async with (
-        gateway("127.0.0.1:1") as (_, port),
-        plain(f"http://127.0.0.1:{port}", "some-key") as http,
-    ):
-        assert (await http.get("/health")).status_code == 503
-        response = await http.post("/v1/completions", json={"prompt": "a"})
-        assert response.status_code == 503
-        assert response.headers["retry-after"]
-        assert response.json()["error"]["type"] == "server_error"
-
-
-async def test_https(tmp_path: Path) -> None:
-    """With a certificate the port speaks TLS, and nothing else."""
-    authority = Authority()
-    cert, key = authority.issue().write(tmp_path)
-    flags = ("--tls-cert", str(cert), "--tls-key", str(key))
-    context = ssl.create_default_context(cadata=authority.pem.decode())
-    async with (
-        gateway("127.0.0.1:1", *flags) as (_, port),
-        httpx.AsyncClient(verify=context, trust_env=False) as http,
-    ):
-        answer = await http.get(f"https://127.0.0.1:{port}/version")
-        assert set(answer.json()) == {"version"}
-        with pytest.raises(httpx.HTTPError):
-            await http.get(f"http://127.0.0.1:{port}/version")

@@ -103,7 +103,8 @@ class Gateway:
         )
 
     def _route(self, method: str, path: str, handler: _Handler, *, is_gated: bool = True) -> Route:
-        return Route(path, _Endpoint(self, path, handler, is_gated=is_gated), methods=[method])
+        name = path.replace(":path", "")  # for people
+        return Route(path, _Endpoint(self, name, handler, is_gated=is_gated), methods=[method])
 
     async def run(self, exchange: Exchange, work: Awaitable[None]) -> None:
         """Do the work, unless the caller hangs up, time is up or the gateway ends first.
@@ -206,8 +207,11 @@ class Gateway:
             {"object": "list", "data": [await self._describe("", exchange.api_key())]}
         )
 
-    async def _model(self, exchange: Exchange, _: Progress) -> None:
+    async def _model(self, exchange: Exchange, progress: Progress) -> None:
         name = str(exchange.path_params["id"])
+        if not name:  # /v1/models/
+            await self._models(exchange, progress)
+            return
         await exchange.answer(await self._describe(name, exchange.api_key()))
 
     async def _describe(self, name: str, key: str | None) -> dict[str, Any]:

@@ -45,12 +45,14 @@ class FakeScheduler:
     failures: list[Failure | None] = field(default_factory=list)  # one per Generate call
     delta_seconds: float = 0.0
     requests: list[inference_pb2.GenerateRequest] = field(default_factory=list)
+    authorizations: list[str] = field(default_factory=list)  # one per Generate call; "": none
     cancelled: threading.Event = field(default_factory=threading.Event)
     unary_failures: list[Failure] = field(default_factory=list)
     num_unary_calls: int = 0
     target: str = ""
     has_chat_template: bool = True
     snapshot: admin_pb2.Snapshot = field(default_factory=admin_pb2.Snapshot)
+    token_bytes: dict[int, bytes] = field(default_factory=dict)  # others: of the character
     override: Callable[[inference_pb2.GenerateRequest], list[Response]] | None = None
 
 
@@ -94,6 +96,8 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
     async def Generate(self, request: Any, context: Any) -> AsyncIterator[Response]:
         fake = self._fake
         fake.requests.append(request)
+        sent = dict(context.invocation_metadata())
+        fake.authorizations.append(str(sent.get("authorization", "")))
         failure = fake.failures.pop(0) if fake.failures else None
         ended: list[bool] = []
         context.add_done_callback(lambda _: None if ended else fake.cancelled.set())
@@ -142,7 +146,13 @@ class _Inference(inference_pb2_grpc.InferenceServiceServicer):
 
     async def Detokenize(self, request: Any, context: Any) -> Any:
         await self._unary(context)
-        return inference_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+        response = inference_pb2.DetokenizeResponse(text="".join(map(chr, request.token_ids)))
+        if request.include_token_bytes:
+            response.token_bytes.extend(map(self._token_bytes, request.token_ids))
+        return response
+
+    def _token_bytes(self, token_id: int) -> bytes:
+        return self._fake.token_bytes.get(token_id) or chr(token_id).encode()
 
     async def GetModel(self, request: Any, context: Any) -> Any:
         await self._unary(context)

@@ -317,6 +317,14 @@ async def test_unary_calls_retry_while_unavailable(fake: Any, wire: Any) -> None
     assert fake.num_unary_calls == 3
 
 
+async def test_token_bytes_are_one_per_token(fake: Any) -> None:
+    """Parts of a character come as they are."""
+    fake.token_bytes = {200: b"\xc3", 201: b"\xa9"}
+    async with AsyncClient(fake.target) as client:
+        parts = await client.token_bytes([104, 200, 201])
+    assert parts == (b"h", b"\xc3", b"\xa9")
+
+
 async def test_tokenize_detokenize_model_health(fake: Any) -> None:
     """The small calls return plain values."""
     async with AsyncClient(fake.target) as client:

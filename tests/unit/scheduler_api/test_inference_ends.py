@@ -276,6 +276,15 @@ async def test_text_and_tokens_convert_both_ways(service: Service) -> None:
         inference_pb2.DetokenizeRequest(token_ids=[*ids, EOS], keep_special_tokens=True)
     )
     assert kept.text == "hello 😀<|end|>"
+    assert list(kept.token_bytes) == []
+    for keep, end in ((True, b"<|end|>"), (False, b"")):
+        request = inference_pb2.DetokenizeRequest(
+            token_ids=[*ids, EOS], keep_special_tokens=keep, include_token_bytes=True
+        )
+        parts = (await service.stub.Detokenize(request)).token_bytes
+        assert len(parts) == len(ids) + 1
+        assert b"".join(parts[:-1]) == "hello 😀".encode()
+        assert parts[-1] == end
     script(service, [out([EOS], finish=FinishReason.STOP)])
     await service.generate(ask("hello 😀"))
     assert service.engine.requests[0].prompt_tokens == list(ids)
