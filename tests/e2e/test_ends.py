@@ -47,8 +47,8 @@ async def test_an_empty_prompt_is_its_callers_fault_alone(
         await anext(other)
         with pytest.raises(InvalidArgument):
             await client.generate(timeout=30, **prompt)  # type: ignore[arg-type]
-        completion = await other.completion()
-    assert len(completion.token_ids) == GREEDY["max_tokens"]
+        deltas = [event async for event in other if isinstance(event, Delta)]
+    assert sum(len(delta.token_ids) for delta in deltas) == GREEDY["max_tokens"]
 
 
 async def test_a_prompt_is_scored_without_a_token_generated(client: AsyncClient) -> None:
@@ -62,7 +62,7 @@ async def test_a_prompt_is_scored_without_a_token_generated(client: AsyncClient)
     assert choice.token_ids == ()
     assert choice.finish_reason is FinishReason.LENGTH
     scored = [position.chosen.token_id for position in choice.prompt_logprobs]
-    assert scored in (list(tokens), list(tokens[1:])), "one score per token that has a past"
+    assert scored[1:] == list(tokens[1:]), "one score per token that has a past"
     assert all(position.chosen.logprob <= 0 for position in choice.prompt_logprobs)
     assert completion.usage.num_completion_tokens == 0
     await until_free(client)
@@ -141,7 +141,7 @@ async def test_a_drain_that_runs_out_of_time_ends_every_choice(serve: Serve) -> 
     ) as (client, stack):
         async with grpc.aio.insecure_channel(stack.target) as channel:
             request = inference_pb2.GenerateRequest(
-                text=STORY, n=3, stopping={"max_tokens": 2000, "ignore_eos": True}
+                text=STORY, n=3, stopping={"max_tokens": 1400, "ignore_eos": True}
             )
             call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, timeout=60)
             events = [await call.read() for _ in range(4)]
@@ -152,4 +152,4 @@ async def test_a_drain_that_runs_out_of_time_ends_every_choice(serve: Serve) -> 
             assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
         ends = [event.finished for event in events if event.WhichOneof("event") == "finished"]
         assert sorted(end.index for end in ends) == [0, 1, 2]
-        assert {end.reason for end in ends} == {types_pb2.FINISH_REASON_CANCELLED}
+        assert {end.reason for end in ends} == {types_pb2.FINISH_REASON_ERROR}
