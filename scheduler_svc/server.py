@@ -48,6 +48,7 @@ class SchedulerServer:
         """
         self.config = config
         self._keys = _open_keys(config)
+        self._gate = Gate(self._keys)
         model = load_model(config.model, config.model_store)
         codec = TextCodec.load(
             model, num_threads=config.tokenizer_threads, max_pending=config.max_queue
@@ -62,7 +63,7 @@ class SchedulerServer:
             self.engine,
             model,
             codec,
-            gate=Gate(self._keys),
+            gate=self._gate,
             max_model_len=config.max_model_len,
             reader_timeout_seconds=config.reader_timeout_seconds,
         )
@@ -89,7 +90,8 @@ class SchedulerServer:
             ),
         )
         inference.add_to_server(self._inference, server)
-        admin.add_to_server(admin.AdminServicer(self.engine, self.config.scheduler_id), server)
+        shown = admin.AdminServicer(self.engine, self.config.scheduler_id, self._gate)
+        admin.add_to_server(shown, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
             (*_SERVICES, health.SERVICE_NAME, reflection.SERVICE_NAME), server

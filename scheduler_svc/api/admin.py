@@ -14,8 +14,9 @@ from scheduler_svc.core import snapshot
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.engine import Engine
-from scheduler_svc.errors import InvalidArgument
+from scheduler_svc.errors import ApiKeyUnknown, InvalidArgument
 from scheduler_svc.executor_session import ExecutorSession
+from scheduler_svc.security.gate import Gate
 
 _DEFAULT_INTERVAL_MS = 500
 _MIN_INTERVAL_MS, _MAX_INTERVAL_MS = 20, 60_000
@@ -26,15 +27,17 @@ Context = grpc.aio.ServicerContext[Any, Any]
 class AdminServicer:
     """Shows the engine's state; changes nothing."""
 
-    def __init__(self, engine: Engine, scheduler_id: str) -> None:
+    def __init__(self, engine: Engine, scheduler_id: str, gate: Gate) -> None:
         """Show this engine.
 
         Args:
             engine: whose sessions are shown.
             scheduler_id: name of this process.
+            gate: says whether the key of a watch is still good.
         """
         self._engine = engine
         self._scheduler_id = scheduler_id
+        self._gate = gate
 
     async def snapshot(
         self, request: admin_pb2.SnapshotRequest | Malformed, context: Context
@@ -47,7 +50,7 @@ class AdminServicer:
         )
 
     async def watch(self, request: admin_pb2.WatchRequest | Malformed, context: Context) -> None:
-        """Write a snapshot at every interval until the client is gone."""
+        """Write a snapshot at every interval until the client, or its key, is gone."""
         if isinstance(request, Malformed):
             await status.abort(context, status.from_error(request.error))
         interval = request.interval_ms or _DEFAULT_INTERVAL_MS
@@ -57,6 +60,10 @@ class AdminServicer:
                 context, status.from_error(InvalidArgument("interval_ms", bound, interval))
             )
         while not self._engine.is_draining or self._engine.num_requests:
+            try:
+                self._gate.check_caller()
+            except ApiKeyUnknown as error:
+                await status.abort(context, status.from_error(error))
             taken = self._take(request.include_sequences, request.include_blocks)
             await context.write(admin_pb2.WatchResponse(snapshot=taken))
             await asyncio.sleep(interval / 1000)

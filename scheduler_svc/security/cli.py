@@ -67,7 +67,10 @@ def list_command(path: Path) -> None:
 @click.argument("name")
 @file_option
 def revoke(name: str, path: Path) -> None:
-    """Revoke the key NAME: no further call is accepted with it; streams in progress end."""
+    """Revoke the key NAME.
+
+    No further call is accepted with it. Answers in progress come to their end.
+    """
     from scheduler_svc.security.key_file import revoke_key
 
     revoke_key(path, name)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from contextvars import ContextVar
 
-from scheduler_svc.errors import TenantMismatch
+from scheduler_svc.errors import ApiKeyUnknown, TenantMismatch
 from scheduler_svc.security.keys import ApiKey
 from scheduler_svc.security.limits import TenantLimiter, Ticket
 from scheduler_svc.security.store import KeyStore
@@ -34,6 +34,17 @@ class Gate:
         """Guard by these keys; None: let all in, without limits."""
         self._store = store
         self._limiter = TenantLimiter(clock)
+
+    def check_caller(self) -> None:
+        """Look again whether the key of this call is still good, for calls without an end.
+
+        Raises:  ApiKeyUnknown: if it was revoked, or changed.
+        """
+        key = _caller.get()
+        if self._store is None or key is None:
+            return
+        if self._store.current().keys.get(key.hash) != key:
+            raise ApiKeyUnknown(f"the API key {key.name!r} was revoked")
 
     def enter(self, tenant: str) -> Ticket:
         """Let the call of this context in.

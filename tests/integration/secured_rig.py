@@ -85,11 +85,8 @@ async def serving(
     await below.start()
     await below.wait_ready()
     model = write_model(folder / "model")
-    scheduler = SchedulerServer(
-        SchedulerConfig(
-            model=str(model), listen="127.0.0.1:0", executors=(below.address,), **settings
-        )
-    )
+    settings = {"model": str(model), "listen": "127.0.0.1:0", **settings}
+    scheduler = SchedulerServer(SchedulerConfig(executors=(below.address,), **settings))
     await scheduler.start()
     try:
         async with asyncio.timeout(WAIT):

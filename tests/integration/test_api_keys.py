@@ -24,6 +24,7 @@ from octavo_client import (
     RetryPolicy,
     Unauthenticated,
 )
+from structlog.testing import capture_logs
 
 from scheduler_svc.security.key_file import add_key, revoke_key
 from tests.integration.secured_rig import PROMPT, WAIT, Secured, rest_of, serving
@@ -242,6 +243,19 @@ async def test_a_revoked_key_is_refused_at_the_next_call(keyed: Keyed) -> None:
         assert (await client.generate(tokens=PROMPT, max_tokens=1)).choices
 
 
+async def test_a_watch_ends_with_its_key(keyed: Keyed) -> None:
+    """It would go on for ever otherwise, and show every tenant's requests."""
+    async with keyed.connect("admin") as client:
+        watcher = client.watch(interval=0.02)
+        await anext(watcher)
+        revoke_key(keyed.path, "admin")
+        with pytest.raises(Unauthenticated) as caught:
+            async with asyncio.timeout(WAIT):
+                async for _ in watcher:
+                    pass
+    assert caught.value.reason == "API_KEY_UNKNOWN"
+
+
 async def test_a_broken_file_of_keys_keeps_the_old_ones(keyed: Keyed) -> None:
     """A slip of an editor shuts nobody out, and lets nobody in."""
     text = keyed.path.read_text()
@@ -358,6 +372,25 @@ async def test_keys_may_come_as_a_text(keyed: Keyed, tmp_path: Path) -> None:
         async with AsyncClient(secured.target, retry=NO_RETRIES) as client:
             with pytest.raises(Unauthenticated):
                 await client.model()
+
+
+@pytest.mark.parametrize(
+    ("settings", "event"),
+    [
+        ({"api_keys_inline": "[tenants.default]", "insecure_bind": True}, "api_keys_exposed"),
+        ({"insecure_bind": True}, "port_opened_to_anyone"),
+        ({"listen": "127.0.0.1:0"}, ""),
+    ],
+)
+async def test_a_port_that_others_reach_is_warned_of(
+    tmp_path: Path, settings: dict[str, Any], event: str
+) -> None:
+    """Once, at start: of keys that travel unencrypted, and of a port that asks for nothing."""
+    with capture_logs() as logs:
+        async with serving(tmp_path, **{"listen": "0.0.0.0:0", **settings}):
+            pass
+    warned = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
+    assert warned == ([event] if event else [])
 
 
 async def test_no_key_is_ever_logged(keyed: Keyed, capsys: pytest.CaptureFixture[str]) -> None:

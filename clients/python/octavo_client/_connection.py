@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 from octavo.pem import PemFiles, TlsError
@@ -16,6 +16,7 @@ from octavo_client._channel import Address, parse_target
 from octavo_client.errors import InvalidArgument
 
 _MAX_KEY_CHARACTERS = 4096
+_Channel = TypeVar("_Channel")
 _Metadata = tuple[tuple[str, str], ...]
 
 
@@ -69,10 +70,8 @@ class Connection:
         self._metadata = self._with_key(name, key)
 
     def open(
-        self,
-        insecure_channel: Callable[..., Any],
-        secure_channel: Callable[..., Any],
-    ) -> Any:
+        self, insecure_channel: Callable[..., _Channel], secure_channel: Callable[..., _Channel]
+    ) -> _Channel:
         """Open a channel by grpc's, or grpc.aio's, two functions for it."""
         if self._credentials is None:
             return insecure_channel(self.target, options=self._options)

@@ -8,7 +8,7 @@ from typing import TypeVar
 
 import pytest
 
-from scheduler_svc.errors import TenantLimit, TenantMismatch
+from scheduler_svc.errors import ApiKeyUnknown, TenantLimit, TenantMismatch
 from scheduler_svc.security.gate import Gate, caller_ids, set_caller
 from scheduler_svc.security.keys import ApiKey, hash_of
 from scheduler_svc.security.store import KeyStore
@@ -51,6 +51,16 @@ def test_limits_are_those_of_the_keys_tenant() -> None:
     with as_caller(lambda: gate.enter("")), pytest.raises(TenantLimit):
         as_caller(lambda: gate.enter(""))
     as_caller(lambda: gate.enter(""))
+
+
+def test_a_key_is_looked_at_again_when_a_call_has_no_end() -> None:
+    """One that is gone, or has become another, is told from one that is still there."""
+    kept = f'[[keys]]\nname = "k"\ntenant = "acme"\nhash = "{KEY.hash}"\n'
+    as_caller(Gate(KeyStore(None, kept)).check_caller)
+    for changed in ("", kept.replace("acme", "other"), kept + "admin = true\n"):
+        with pytest.raises(ApiKeyUnknown, match="'k' was revoked"):
+            as_caller(Gate(KeyStore(None, changed)).check_caller)
+    Gate().check_caller()
 
 
 def test_a_call_that_nobody_checked_is_an_error() -> None:
