@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import grpc
 import httpx
 import pytest
 
@@ -80,6 +81,33 @@ async def test_a_stream_past_the_grace_is_told_so(fake: Any) -> None:
         assert json.loads(last.removeprefix("data: "))["error"]["code"] == "unavailable"
         assert await asyncio.wait_for(process.wait(), 60) == 0
     assert await asyncio.to_thread(fake.cancelled.wait, 10)
+
+
+async def test_a_scheduler_that_goes_away_is_a_pause(fake: Any, wire: Any) -> None:
+    """Streams go on where they were, and requests without a token yet are asked again."""
+    away = wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=2)
+    fake.failures = [wire.Failure(grpc.StatusCode.UNAVAILABLE, started=False), away, away]
+    body = {"prompt": "a", "max_tokens": 6, "stream": True}
+    async with started(fake.target) as (_, address), plain(address) as http:
+        lines = (await http.post("/v1/completions", json=body)).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == "1 2 3 4 5 6 "
+    assert lines[-2:] == ["data: [DONE]", ""]
+    assert len(fake.requests) == 4
+
+
+async def test_a_full_scheduler_is_told_at_once(fake: Any, wire: Any) -> None:
+    """The caller decides whether to wait: the gateway does not ask again for it."""
+    fake.failures = [
+        wire.Failure(
+            grpc.StatusCode.RESOURCE_EXHAUSTED, started=False, details=(wire.retry_info(30),)
+        )
+    ]
+    async with started(fake.target) as (_, address), plain(address) as http:
+        response = await http.post("/v1/completions", json={"prompt": "a"})
+    assert response.status_code == 429
+    assert response.headers["retry-after"] == "30"
+    assert len(fake.requests) == 1
 
 
 async def test_a_scheduler_that_is_away_is_told_as_such() -> None:
