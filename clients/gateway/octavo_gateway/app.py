@@ -170,16 +170,18 @@ class Gateway:
 
         async def work() -> None:
             served = await self._served(key)
+            renderer = renderer_of(job, served)
+            progress.answer_id = renderer.answer_id
             generation = Generation(
                 self._client,
                 job,
+                renderer,
                 served=served,
                 api_key=key,
                 timeout=self._timeout,
                 progress=progress,
             )
-            renderer = renderer_of(job, served)
-            await (generation.stream if job.stream else generation.whole)(exchange, renderer)
+            await (generation.stream if job.stream else generation.whole)(exchange)
 
         await self.run(exchange, work())
 
@@ -279,6 +281,7 @@ class _Endpoint:
                     status=status,
                     seconds=round(progress.seconds, 3),
                     num_tokens=progress.num_tokens,
+                    answer_id=progress.answer_id,
                 )
 
 

@@ -21,8 +21,9 @@ class ChatRenderer:
     def __init__(self, job: Job, served: Served) -> None:
         self._job = job
         self._look_up = served.vocabulary.__getitem__
+        self.answer_id = f"chatcmpl-{secrets.token_hex(16)}"
         self._common = {
-            "id": f"chatcmpl-{secrets.token_hex(16)}",
+            "id": self.answer_id,
             "created": int(time.time()),
             "model": served.model.model,
             "system_fingerprint": served.fingerprint,

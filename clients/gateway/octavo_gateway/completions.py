@@ -27,8 +27,9 @@ class CompletionRenderer:
         self._look_up = served.vocabulary.__getitem__
         self._offsets: dict[int, Offsets] = {}
         self._with_prompt: set[int] = set()  # choices whose prompt has begun
+        self.answer_id = f"cmpl-{secrets.token_hex(16)}"
         self._common = {
-            "id": f"cmpl-{secrets.token_hex(16)}",
+            "id": self.answer_id,
             "object": "text_completion",
             "created": int(time.time()),
             "model": served.model.model,

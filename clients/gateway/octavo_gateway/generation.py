@@ -14,6 +14,7 @@ from octavo_client import (
     Event,
     Finished,
     FinishReason,
+    GenerateParams,
     Started,
     Usage,
 )
@@ -33,7 +34,13 @@ _Queue = asyncio.Queue[tuple[int, Event] | BaseException | None]
 
 
 class Renderer(Protocol):
-    """Writes the answer to one job in the form of its endpoint."""
+    """Writes the answer to one job in the form of its endpoint.
+
+    Attributes:
+        answer_id: that the caller sees; the scheduler's logs have it too.
+    """
+
+    answer_id: str
 
     def started(self, call: int) -> Iterable[Payload]:
         """Chunks for a call that was accepted."""
@@ -58,6 +65,7 @@ class Generation:
         self,
         client: AsyncClient,
         job: Job,
+        renderer: Renderer,
         *,
         served: Served,
         api_key: str | None,
@@ -66,18 +74,20 @@ class Generation:
     ) -> None:
         self._client = client
         self._job = job
+        self._renderer = renderer
         self._vocabulary = served.vocabulary
         self._api_key = api_key
         self._timeout = timeout
         self._progress = progress
         self._names_tokens = job.logprobs is not None or job.prompt_logprobs is not None
 
-    async def stream(self, exchange: Exchange, renderer: Renderer) -> None:
+    async def stream(self, exchange: Exchange) -> None:
         """Answer as events come.
 
         Raises:
             ApiError: for what any of the calls failed with.
         """
+        renderer = self._renderer
         usages: list[Usage] = []
         async with aclosing(self._events()) as events:
             async for call, event in events:
@@ -85,7 +95,7 @@ class Generation:
                     case Started():
                         payloads = renderer.started(call)
                     case Delta():
-                        payloads = await self._delta(call, event, renderer)
+                        payloads = await self._delta(call, event)
                     case Finished():
                         payloads = renderer.finished(call, _sound(event))
                     case Usage():
@@ -99,15 +109,15 @@ class Generation:
             await exchange.event(renderer.usage(usage))
         await exchange.end_events()
 
-    async def _delta(self, call: int, delta: Delta, renderer: Renderer) -> Iterable[Payload]:
+    async def _delta(self, call: int, delta: Delta) -> Iterable[Payload]:
         if not delta.is_prompt:
             self._progress.received(len(delta.token_ids))
         if self._names_tokens:
             with translated(self._job.calls[call].names):
                 await self._vocabulary.fetch(ids_in(delta), self._api_key)
-        return renderer.delta(call, delta)
+        return self._renderer.delta(call, delta)
 
-    async def whole(self, exchange: Exchange, renderer: Renderer) -> None:
+    async def whole(self, exchange: Exchange) -> None:
         """Answer once everything is there.
 
         Raises:
@@ -116,7 +126,10 @@ class Generation:
         places = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._complete(c, places)) for c in self._job.calls]
+                tasks = [
+                    group.create_task(self._complete(number, call, places))
+                    for number, call in enumerate(self._job.calls)
+                ]
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         completions = [task.result() for task in tasks]
@@ -125,16 +138,16 @@ class Generation:
                 await self._vocabulary.fetch(_ids_of_all(completions), self._api_key)
         usage = _sum([completion.usage for completion in completions])
         self._progress.ended(usage)
-        await exchange.answer(renderer.whole(completions, usage))
+        await exchange.answer(self._renderer.whole(completions, usage))
 
-    async def _complete(self, call: Call, places: asyncio.Semaphore) -> Completion:
+    async def _complete(self, number: int, call: Call, places: asyncio.Semaphore) -> Completion:
         async with places:
             with translated(call.names):
                 completion = await self._client.generate(
                     **call.source,
                     timeout=self._timeout,
                     api_key=self._api_key,
-                    **self._job.params,
+                    **self._params(number),
                 )
         for choice in completion.choices:
             _check(choice.finish_reason, choice.error)
@@ -145,7 +158,7 @@ class Generation:
         """Yield the events of all calls, each with its call's number."""
         calls = self._job.calls
         if len(calls) == 1:
-            async with aclosing(self._events_of(calls[0])) as events:
+            async with aclosing(self._events_of(0, calls[0])) as events:
                 async for event in events:
                     yield 0, event
             return
@@ -166,7 +179,7 @@ class Generation:
         places = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
 
         async def run(number: int, call: Call) -> None:
-            async with places, aclosing(self._events_of(call)) as events:
+            async with places, aclosing(self._events_of(number, call)) as events:
                 async for event in events:
                     await queue.put((number, event))
 
@@ -179,13 +192,21 @@ class Generation:
         else:
             await queue.put(None)
 
-    async def _events_of(self, call: Call) -> AsyncGenerator[Event]:
+    async def _events_of(self, number: int, call: Call) -> AsyncGenerator[Event]:
         with translated(call.names):
             async with self._client.stream(
-                **call.source, timeout=self._timeout, api_key=self._api_key, **self._job.params
+                **call.source,
+                timeout=self._timeout,
+                api_key=self._api_key,
+                **self._params(number),
             ) as stream:
                 async for event in stream:
                     yield event
+
+    def _params(self, number: int) -> GenerateParams:
+        """Give one call's parameters, under an id that leads from our log to the scheduler's."""
+        request_id = f"{self._renderer.answer_id}.{number}"
+        return {**self._job.params, "request_id": request_id}
 
 
 def _ids_of_all(completions: Iterable[Completion]) -> Iterable[int]:

@@ -91,6 +91,7 @@ class Progress:
     Attributes:
         is_stream: whether the time to the first token means anything.
         num_tokens: generated so far.
+        answer_id: of what is generated; "" where nothing is.
     """
 
     def __init__(self, metrics: Metrics, endpoint: str) -> None:
@@ -99,6 +100,7 @@ class Progress:
         self._begin = time.monotonic()
         self.is_stream = False
         self.num_tokens = 0
+        self.answer_id = ""
 
     @property
     def seconds(self) -> float:

@@ -18,13 +18,18 @@ RETRIES = RetryPolicy(max_attempts=1, resume_seconds=0.0, retries_overload=False
 async def gateway(fake: Any) -> AsyncIterator[Gateway]:
     """A gateway with small bounds."""
     async with AsyncClient(fake.target, retry=RETRIES, api_key="") as client:
-        yield Gateway(
-            client,
-            timeout=20.0,
-            max_concurrent_requests=2,
-            max_body_bytes=10_000,
-            cors_origins=("https://page.example",),
-        )
+        yield gateway_over(client)
+
+
+def gateway_over(client: AsyncClient, *, timeout: float = 20.0) -> Gateway:
+    """A gateway with small bounds over a client of one's own."""
+    return Gateway(
+        client,
+        timeout=timeout,
+        max_concurrent_requests=2,
+        max_body_bytes=10_000,
+        cors_origins=("https://page.example",),
+    )
 
 
 @pytest_asyncio.fixture

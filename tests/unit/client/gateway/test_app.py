@@ -36,7 +36,7 @@ def delta(text: str, *token_ids: int, index: int = 0, prompt: bool = False) -> R
     )
 
 
-async def test_a_completion_is_openais_object(http: httpx.AsyncClient) -> None:
+async def test_a_completion_is_openais_object(http: httpx.AsyncClient, fake: Any) -> None:
     """Every choice of every prompt, numbered through, and one usage."""
     response = await http.post(
         "/v1/completions", json={"prompt": ["a", "b"], "n": 2, "max_tokens": 2}
@@ -50,6 +50,8 @@ async def test_a_completion_is_openais_object(http: httpx.AsyncClient) -> None:
     assert [choice["index"] for choice in body["choices"]] == [0, 1, 2, 3]
     assert [choice["text"] for choice in body["choices"]] == ["1 2 ", "101 102 "] * 2
     assert {choice["finish_reason"] for choice in body["choices"]} == {"length"}
+    ids = {request.request_id for request in fake.requests}
+    assert ids == {f"{body['id']}.0", f"{body['id']}.1"}  # by which the scheduler's log has it
     assert body["usage"] == {
         "prompt_tokens": 6,
         "completion_tokens": 8,

@@ -8,7 +8,10 @@ from typing import Any
 
 import httpx
 import pytest
+from octavo_client import AsyncClient
 from octavo_gateway.app import Gateway
+
+from tests.unit.client.gateway.conftest import RETRIES, gateway_over
 
 
 class Caller:
@@ -98,6 +101,29 @@ async def test_a_caller_that_does_not_read_holds_back_its_own_stream(
     await caller.task
     assert caller.sent[-1]["body"] == b"data: [DONE]\n\n"
     assert len(caller.sent) == 203  # the head, 200 tokens, their end and [DONE]
+
+
+@pytest.mark.parametrize("reads", [True, False])
+async def test_a_request_that_takes_too_long_ends(fake: Any, reads: bool) -> None:
+    """504 for a whole answer, the same as the last event of a stream, and no end of waiting
+    for a caller that does not read: its call is cancelled all the same.
+    """
+    fake.delta_seconds = 0.02
+    for stream in (False, True):
+        fake.cancelled.clear()
+        body = {"prompt": "a", "max_tokens": 10_000, "stream": stream}
+        async with AsyncClient(fake.target, retry=RETRIES, api_key="") as client:
+            gateway = gateway_over(client, timeout=0.1)
+            caller = Caller(gateway, "/v1/completions", body)
+            if stream and not reads:
+                caller.reads.clear()
+            await caller.task
+        assert await asyncio.to_thread(fake.cancelled.wait, 10)
+        assert b'status="504"' in gateway.metrics.text()
+        if reads:
+            sent = b"".join(message.get("body", b"") for message in caller.sent)
+            assert b'"code":"deadline_exceeded"' in sent
+            assert caller.sent[0]["status"] == (200 if stream else 504)
 
 
 async def test_the_end_of_the_gateway_is_the_last_event(gateway: Gateway, fake: Any) -> None:
