@@ -510,7 +510,9 @@ class Delta(_message.Message):
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_types_pb2.PositionLogprobs]:
-        """logprobs, one per token id, if asked for."""
+        """logprobs, one per token id, if asked for. The first token of a prompt follows
+        nothing: its entry is empty.
+        """
 
     def __init__(
         self,
