@@ -28,6 +28,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 NUM_MESSAGES = 10_000 if os.environ.get("OCTAVO_FULL") else 1_500
 AT_ONCE = 24
 MOST_EVENTS = 3  # of what was accepted after all; then the client leaves
+DEADLINE_SECONDS = 6  # the client's own, and no fault of the service
 RSS_GROWTH_MIB = 48
 
 _SOUND = {
@@ -107,9 +108,9 @@ async def send(channel: grpc.aio.Channel, method: str, data: bytes) -> str:
     """Send one message and judge the answer; returns the status in a word."""
     try:
         if not method.endswith(_STREAMS):
-            await channel.unary_unary(method)(data, timeout=60)
+            await channel.unary_unary(method)(data, timeout=DEADLINE_SECONDS)
             return "OK"
-        call = channel.unary_stream(method)(data, timeout=60)
+        call = channel.unary_stream(method)(data, timeout=DEADLINE_SECONDS)
         num_events = 0
         async for _ in call:
             num_events += 1
@@ -117,6 +118,8 @@ async def send(channel: grpc.aio.Channel, method: str, data: bytes) -> str:
                 call.cancel()
                 return "OK"
     except grpc.aio.AioRpcError as error:
+        if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+            return error.code().name  # a beam search to the end of the context, say
         check_refusal(error.code(), list(error.trailing_metadata() or ()))
         return error.code().name
     return "OK"
@@ -136,14 +139,15 @@ async def test_broken_messages(served: Served) -> None:
                 except AssertionError as error:
                     raise AssertionError(f"{method} {data.hex()}: {error}") from error
 
-        await send_some(AT_ONCE)  # what is loaded at first use is loaded now
-        before = {name: footprint(stack, name) for name in ("scheduler", "executor")}
-        async with asyncio.TaskGroup() as group:
-            for _ in range(AT_ONCE):
-                group.create_task(send_some(NUM_MESSAGES))
+        # The first third asks for all memory that the largest steps take.
+        for share in (NUM_MESSAGES // 3 // AT_ONCE, NUM_MESSAGES):
+            before = {name: footprint(stack, name) for name in ("scheduler", "executor")}
+            async with asyncio.TaskGroup() as group:
+                for _ in range(AT_ONCE):
+                    group.create_task(send_some(share))
     assert sum(answers.values()) == NUM_MESSAGES
     assert answers["INVALID_ARGUMENT"] > NUM_MESSAGES // 4, answers
-    assert answers["OK"] > 0, answers
+    assert answers["OK"] > NUM_MESSAGES // 50, answers
     await until_free(client)
     executor = (await client.snapshot()).executors[0]
     assert executor.counters.num_resyncs == 0, "an executor was lost on the way"
