@@ -59,6 +59,11 @@ class DelayProxy:
             connection.cancel()
         await asyncio.gather(*self._connections, return_exceptions=True)
 
+    def cut(self) -> None:
+        """Break every connection there is, as a dying network does; new ones are forwarded."""
+        for connection in self._connections:
+            connection.cancel()
+
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         connection = asyncio.create_task(self._forward(reader, writer))
         self._connections.add(connection)
