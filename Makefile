@@ -79,8 +79,29 @@ type: setup ## Check types
 	@$(VENV)/bin/mypy
 
 .PHONY: proto
-proto: setup ## Generate the committed Python code from proto/
+proto: setup ## Generate what comes from proto/: code, reference, Node's copies
 	@$(PY) scripts/generate_protos.py
+	@$(PY) scripts/generate_reference.py
+	@cp proto/octavo/v1/{inference,types}.proto clients/node/proto/octavo/v1/
+	@cp clients/proto/octavo/client/details.proto clients/node/proto/octavo/client/
+
+.PHONY: reference
+reference: setup ## Write docs/reference.md from the protos and the error table
+	@$(PY) scripts/generate_reference.py
+
+.PHONY: node-client
+node-client: setup ## Install what the Node client needs
+	@bash scripts/setup_node.sh
+
+.PHONY: cpp-client
+cpp-client: ## Build the C++ client (needs gRPC for C++; says what is missing)
+	@bash scripts/build_cpp_client.sh
+
+# Apart from the other tests, which run where there is no gRPC for C++.
+.PHONY: clients-test
+clients-test: setup ## Test the C++ client against the services
+	@bash scripts/build_cpp_client.sh --tests
+	@$(PY) -m pytest tests/e2e/cpp_client.py $(ARGS)
 
 .PHONY: pin
 pin: setup ## Write constraints.txt from what is installed
