@@ -66,7 +66,7 @@ def populate(tensor: Tensor, num_threads: int) -> bool:
     parts = [(first, min(share, end - first)) for first in range(begin, end, max(1, share))]
     madvise = _madvise()  # which lets go of the interpreter
     with ThreadPoolExecutor(num_threads) as threads:
-        results = threads.map(lambda part: madvise(*part, _MADV_POPULATE_WRITE), parts)
+        results = threads.map(lambda part: madvise(part[0], part[1], _MADV_POPULATE_WRITE), parts)
         return not any(results)
 
 
