@@ -10,11 +10,11 @@ import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from octavo_client import AsyncClient
+from octavo_client import AsyncClient, ConnectionFailed, Unavailable
 from octavo_client._process import Child
 from octavo_client._socket import settle_address
 
@@ -98,5 +98,8 @@ async def simulated_service(
 
 async def _until_connected(address: str) -> None:
     async with asyncio.timeout(_CONNECT_SECONDS), AsyncClient(address) as client:
-        while not any(executor.connected for executor in (await client.snapshot()).executors):
+        while True:
+            with suppress(ConnectionFailed, Unavailable):
+                if any(executor.connected for executor in (await client.snapshot()).executors):
+                    return
             await asyncio.sleep(0.1)
