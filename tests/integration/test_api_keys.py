@@ -298,10 +298,10 @@ async def test_tokens_a_minute_are_limited(keyed: Keyed) -> None:
     async with keyed.connect("a") as client:
         await client.generate(tokens=PROMPT, max_tokens=7)
         with pytest.raises(Overloaded) as caught:
-            await client.generate(tokens=[5] * 12, max_tokens=1)
+            await client.generate(tokens=[5] * 20, max_tokens=1)
         assert caught.value.metadata["limit"] == "max_tokens_per_minute"
-        # Ten are left of twenty, and two more within six seconds.
-        assert caught.value.retry_after is not None and 0 < caught.value.retry_after <= 6
+        # Ten are left of twenty, and all are there again within half a minute.
+        assert caught.value.retry_after is not None and 0 < caught.value.retry_after <= 30
         await client.generate(tokens=[5] * 9, max_tokens=1)
 
 
@@ -313,7 +313,7 @@ async def test_requests_at_once_are_limited_however_they_end(keyed: Keyed) -> No
     async with keyed.connect("a") as client:
         for end in ("cancel", "finish", "deadline"):
             engine.may_run.clear()
-            timeout = 0.5 if end == "deadline" else WAIT
+            timeout = 2.0 if end == "deadline" else WAIT
             async with client.stream(tokens=PROMPT, max_tokens=3, timeout=timeout) as stream:
                 await anext(stream)
                 with pytest.raises(Overloaded) as caught:
