@@ -40,6 +40,7 @@ _MAX_NAME_CHARACTERS = 256
 _MAX_MESSAGES = 4096
 _MAX_ROLE_CHARACTERS = 64
 _MAX_TOKENS_TO_TEXT = 1024 * 1024
+_MAX_TOKENS_TO_BYTES = 4096
 _INTERNAL = "internal error; the service's log has more under the request id"
 
 Context = grpc.aio.ServicerContext[Any, Any]
@@ -286,17 +287,29 @@ class InferenceServicer:
         self, message: inference_pb2.DetokenizeRequest, _: Context
     ) -> inference_pb2.DetokenizeResponse:
         self._check_model(message.model)
+        if message.include_token_bytes:
+            return self._token_bytes(message)
         with self._gate.enter("") as ticket:
             bounds.count("token_ids", message.token_ids, _MAX_TOKENS_TO_TEXT)
             ids = bounds.token_ids("token_ids", message.token_ids, self._model.vocab_size)
-            keep = message.keep_special_tokens
-            response = inference_pb2.DetokenizeResponse()
-            response.text = await self._codec.decode(ids, keep_special=keep)
-            if message.include_token_bytes:
-                look_up = self._codec.vocabulary.token_bytes
-                response.token_bytes.extend(look_up(each, keep_special=keep) for each in ids)
+            text = await self._codec.decode(ids, keep_special=message.keep_special_tokens)
             ticket.accept()
-        return response
+        return inference_pb2.DetokenizeResponse(text=text)
+
+    def _token_bytes(
+        self, message: inference_pb2.DetokenizeRequest
+    ) -> inference_pb2.DetokenizeResponse:
+        """Say what tokens stand for, past all limits of the tenant.
+
+        Who shows log-probabilities asks while its Generate runs: a tenant with room for one
+        call could not have them.
+        """
+        bounds.count("token_ids", message.token_ids, _MAX_TOKENS_TO_BYTES)
+        ids = bounds.token_ids("token_ids", message.token_ids, self._model.vocab_size)
+        look_up, keep = self._codec.vocabulary.token_bytes, message.keep_special_tokens
+        return inference_pb2.DetokenizeResponse(
+            token_bytes=[look_up(token_id, keep_special=keep) for token_id in ids]
+        )
 
     async def _get_model(
         self, message: inference_pb2.GetModelRequest, _: Context

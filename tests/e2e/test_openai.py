@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -15,7 +13,7 @@ import pytest
 import pytest_asyncio
 from octavo_client import AsyncClient, Beam
 
-from scheduler_svc.security.key_file import add_key
+from tests.e2e.api_keys import Keys, make_keys
 from tests.e2e.conftest import Serve, Served
 from tests.e2e.waiting import until_free
 
@@ -27,32 +25,13 @@ QUESTION: list[Any] = [{"role": "user", "content": "Name three colours."}]
 LONG = {"prompt": "Once", "max_tokens": 2000, "ignore_eos": True}
 
 
-@dataclass(frozen=True)
-class Keys:
-    """API keys, and the file of their hashes."""
-
-    file: Path
-    operator: str
-    user: str
-    guest: str
-
-
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Keys]:
-    """API keys: an operator's, a user's, and one of a tenant that may ask seldom.
+    """API keys; the operator's is in the environment, as Octavo's own clients find it.
 
-    The operator's is in the environment, as Octavo's own clients find it. The gateway's
-    process has it there too, and must not lend it to anybody.
+    The gateway's process has it there too, and must not lend it to anybody.
     """
-    file = tmp_path_factory.mktemp("keys") / "keys.toml"
-    made = Keys(
-        file,
-        operator=add_key(file, name="operator", tenant="ops", admin=True),
-        user=add_key(file, name="user", tenant="users", admin=False),
-        guest=add_key(file, name="guest", tenant="guests", admin=False),
-    )
-    with file.open("a") as text:
-        text.write("[tenants.guests]\nmax_requests_per_minute = 1\n")
+    made = make_keys(tmp_path_factory.mktemp("keys") / "keys.toml")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("OCTAVO_API_KEY", made.operator)
         yield made
@@ -367,6 +346,19 @@ async def test_keys_are_the_schedulers_matter(
     with pytest.raises(openai.RateLimitError) as limited:
         await guest.completions.create(model=MODEL, prompt="a", max_tokens=1)
     assert int(limited.value.response.headers["retry-after"]) > 1
+
+
+async def test_logprobs_need_no_second_request(ai: openai.AsyncOpenAI, keys: Keys) -> None:
+    """A tenant with room for one request has them in a stream, texts of new tokens and all."""
+    single = ai.with_options(api_key=keys.single)
+    stream = await single.completions.create(
+        model=MODEL, prompt="Zebras", max_tokens=3, logprobs=20, stream=True, temperature=0
+    )
+    tokens = []
+    async for chunk in stream:
+        shown = chunk.choices[0].logprobs
+        tokens += (shown.tokens or []) if shown else []
+    assert len(tokens) == 3
 
 
 async def test_models_are_listed(ai: openai.AsyncOpenAI) -> None:

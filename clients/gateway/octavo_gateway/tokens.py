@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 from octavo_client import AsyncClient, Delta, PositionLogprobs
 
+_MAX_IDS_PER_CALL = 4096  # the scheduler's bound
+
 
 @dataclass(frozen=True, slots=True)
 class Token:
@@ -59,15 +61,16 @@ class Vocabulary:
         Raises:
             OctavoError: one of the SDK's.
         """
-        known = self._tokens
-        missing = list({token_id: None for token_id in ids if token_id not in known})
-        if not missing:
-            return
-        shown = dict(zip(missing, await self._ask(missing, api_key), strict=True))
+        missing = list({each: None for each in ids if each not in self._tokens})
+        for begin in range(0, len(missing), _MAX_IDS_PER_CALL):
+            await self._learn(missing[begin : begin + _MAX_IDS_PER_CALL], api_key)
+
+    async def _learn(self, ids: list[int], api_key: str | None) -> None:
+        shown = dict(zip(ids, await self._ask(ids, api_key), strict=True))
         special = [token_id for token_id, own in shown.items() if not own]
         kept = await self._ask(special, api_key, keep=True) if special else ()
         raw = {**shown, **dict(zip(special, kept, strict=True))}
-        known.update((token_id, Token(raw[token_id], shown[token_id])) for token_id in missing)
+        self._tokens.update((each, Token(raw[each], shown[each])) for each in ids)
 
     async def _ask(
         self, ids: Sequence[int], api_key: str | None, *, keep: bool = False

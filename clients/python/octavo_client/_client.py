@@ -170,7 +170,7 @@ class Client:
         timeout: float | None = None,
         api_key: str | None = None,
     ) -> tuple[bytes, ...]:
-        """Return the bytes of each token id; a character may be split over several.
+        """Return the bytes of each of at most 4096 ids; a character may be split over several.
 
         A special token has none, unless it is to be kept.
         """

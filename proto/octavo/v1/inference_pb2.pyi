@@ -703,7 +703,9 @@ class DetokenizeRequest(_message.Message):
     keep_special_tokens: _builtins.bool
     """keep_special_tokens in the text, and in token_bytes."""
     include_token_bytes: _builtins.bool
-    """include_token_bytes besides the text."""
+    """include_token_bytes instead of the text. What tokens stand for takes no work, so
+    this counts against no limit of the tenant. Bounds: at most 4096 token_ids then.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """token_ids in order. Bounds: at most 1048576, each below the vocabulary size."""

@@ -285,6 +285,10 @@ async def test_text_and_tokens_convert_both_ways(service: Service) -> None:
         assert len(parts) == len(ids) + 1
         assert b"".join(parts[:-1]) == "hello 😀".encode()
         assert parts[-1] == end
+    with pytest.raises(grpc.aio.AioRpcError, match="token_ids"):
+        await service.stub.Detokenize(
+            inference_pb2.DetokenizeRequest(token_ids=[0] * 4097, include_token_bytes=True)
+        )
     script(service, [out([EOS], finish=FinishReason.STOP)])
     await service.generate(ask("hello 😀"))
     assert service.engine.requests[0].prompt_tokens == list(ids)
