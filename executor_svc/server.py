@@ -40,6 +40,7 @@ _OPTIONS: list[tuple[str, int]] = [
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Of one connection, which whoever reaches the port may open.
     ("grpc.max_concurrent_streams", 100),
+    ("grpc.max_metadata_size", 16 << 10),
     ("grpc.absolute_max_metadata_size", 16 << 10),
     ("grpc.server_handshake_timeout_ms", 10_000),
 ]

@@ -85,6 +85,8 @@ class SchedulerServer:
                 # Clients may ping this often while nothing is sent.
                 ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
                 ("grpc.max_concurrent_streams", self.config.max_connection_calls),
+                # Both: between two different bounds gRPC refuses by chance.
+                ("grpc.max_metadata_size", _MAX_METADATA_BYTES),
                 ("grpc.absolute_max_metadata_size", _MAX_METADATA_BYTES),
                 ("grpc.server_handshake_timeout_ms", 10_000),
             ),
