@@ -106,7 +106,7 @@ class Gateway:
         name = path.replace(":path", "")  # for people
         return Route(path, _Endpoint(self, name, handler, is_gated=is_gated), methods=[method])
 
-    async def run(self, exchange: Exchange, work: Awaitable[None]) -> None:
+    async def _run(self, exchange: Exchange, work: Awaitable[None]) -> None:
         """Do the work, unless the caller hangs up, time is up or the gateway ends first.
 
         Raises:
@@ -183,7 +183,7 @@ class Gateway:
             )
             await (generation.stream if job.stream else generation.whole)(exchange)
 
-        await self.run(exchange, work())
+        await self._run(exchange, work())
 
     async def _tokenize(self, exchange: Exchange, _: Progress) -> None:
         key = exchange.api_key()
@@ -193,7 +193,7 @@ class Gateway:
             served = await self._served(key)
             await exchange.answer(await tokenization.tokenize(self._client, served, body, key))
 
-        await self.run(exchange, work())
+        await self._run(exchange, work())
 
     async def _detokenize(self, exchange: Exchange, _: Progress) -> None:
         key = exchange.api_key()
@@ -202,7 +202,7 @@ class Gateway:
         async def work() -> None:
             await exchange.answer(await tokenization.detokenize(self._client, body, key))
 
-        await self.run(exchange, work())
+        await self._run(exchange, work())
 
     async def _models(self, exchange: Exchange, _: Progress) -> None:
         await exchange.answer(
