@@ -24,7 +24,7 @@ from octavo_client import AsyncClient
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from tests.support.simulated_service import SimulatedService, simulated_service  # noqa: E402
+from tests.support.simulated_service import SimulatedService, simulated_service
 
 _AT_ONCE = 64
 _STEPS_PER_SECOND = 400
@@ -47,9 +47,9 @@ async def drive(client: AsyncClient, numbers: itertools.count[int], last: int) -
 
 async def measure(options: argparse.Namespace) -> dict[str, object]:
     """Run all of it; returns the figures."""
-    async with simulated_service(model=options.model, steps_per_second=_STEPS_PER_SECOND) as service:
-        async with AsyncClient(service.target) as client:
-            return await _drive_all(options, client, service)
+    started = simulated_service(model=options.model, steps_per_second=_STEPS_PER_SECOND)
+    async with started as service, AsyncClient(service.target) as client:
+        return await _drive_all(options, client, service)
 
 
 async def _drive_all(

@@ -26,7 +26,7 @@ from octavo_client import AsyncClient
 
 sys.path.append(str(Path(__file__).parents[2]))
 
-from tests.support.simulated_service import SimulatedService, simulated_service  # noqa: E402
+from tests.support.simulated_service import SimulatedService, simulated_service
 
 _GENERATE = "/octavo.v1.InferenceService/Generate"
 _TIMEOUT_SECONDS = 300.0

@@ -138,7 +138,7 @@ async def test_a_drain_that_runs_out_of_time_ends_every_choice(serve: Serve) -> 
     """What cannot finish is given up with a reason, and the call says where to go."""
     async with serve(
         dtype="float32", num_blocks=300, scheduler_args=("--grace-seconds", "0.5")
-    ) as (client, stack):
+    ) as (_, stack):
         async with grpc.aio.insecure_channel(stack.target) as channel:
             request = inference_pb2.GenerateRequest(
                 text=STORY, n=3, stopping={"max_tokens": 1400, "ignore_eos": True}

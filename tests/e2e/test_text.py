@@ -15,7 +15,7 @@ pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 NUM_TOKENS = 24
 PROMPTS = {
-    "Chinese": "从前有一个小村庄，村里住着",
+    "Chinese": "从前有一个小村庄,村里住着一个",
     "Japanese": "日本の首都は東京です。大阪は",
     "Korean": "안녕하세요, 제 이름은",
     "emoji": "🙂🚀🌍 I love emoji: 🎉🎊",
@@ -49,11 +49,8 @@ async def test_text_equals_transformers(client: AsyncClient, judge: Judge, name:
     whole = await client.generate(prompt, **params)
     assert list(whole.token_ids) == tokens
     assert whole.text == expected
-    deltas: list[Delta] = []
     async with client.stream(prompt, **params) as stream:
-        async for event in stream:
-            if isinstance(event, Delta):
-                deltas.append(event)
+        deltas = [event async for event in stream if isinstance(event, Delta)]
     assert "".join(delta.text for delta in deltas) == expected
     assert [token for delta in deltas for token in delta.token_ids] == tokens
     assert len(deltas) > 1, "it was not streamed"

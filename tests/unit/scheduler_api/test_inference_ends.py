@@ -95,7 +95,7 @@ async def test_a_client_that_takes_nothing_for_too_long_is_given_up(
     async with asyncio.timeout(20):
         while service.servicer.num_active:
             await asyncio.sleep(0.05)
-        with pytest.raises(grpc.aio.AioRpcError, match="took nothing for 0.5 seconds") as caught:
+        with pytest.raises(grpc.aio.AioRpcError, match="took nothing for") as caught:
             while True:
                 await call.read()
     assert caught.value.code() is grpc.StatusCode.ABORTED

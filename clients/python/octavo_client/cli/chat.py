@@ -132,32 +132,45 @@ def _loop(
         except EOFError:
             console.print()
             return 0
-        match text.strip():
-            case "":
-                continue
-            case "/exit" | "/quit":
-                return 0
-            case "/reset":
-                conversation.reset()
-                console.print("forgotten", style="dim")
-            case "/undo":
-                taken = conversation.undo()
-                said = "nothing to take back" if taken is None else f"taken back: {taken}"
-                console.print(said, style="dim", markup=False)
-            case "/retry":
-                taken = conversation.undo()
-                if taken is None:
-                    console.print("nothing was asked yet", style="dim")
-                else:
-                    _reply(client, conversation, taken, params, console)
-            case "/stats":
-                console.print(conversation.stats(), style="dim", markup=False)
-            case "/help":
-                console.print(_HELP, style="dim", markup=False)
-            case other if command := re.match(r"/\w*(?=\s|$)", other):
-                console.print(f"no command {command[0]}: {_HELP}", style="dim", markup=False)
-            case _:
-                _reply(client, conversation, text, params, console)
+        command = re.match(r"/\w*(?=\s|$)", text.strip())
+        if command and command[0] in ("/exit", "/quit"):
+            return 0
+        if command:
+            _obey(command[0], client, conversation, params, console)
+        elif text.strip():
+            _reply(client, conversation, text, params, console)
+
+
+def _obey(
+    command: str,
+    client: Client,
+    conversation: _Conversation,
+    params: GenerateParams,
+    console: Console,
+) -> None:
+    """Carry out a command, and say what was done."""
+    said = ""
+    match command:
+        case "/reset":
+            conversation.reset()
+            said = "forgotten"
+        case "/undo":
+            taken = conversation.undo()
+            said = "nothing to take back" if taken is None else f"taken back: {taken}"
+        case "/retry":
+            taken = conversation.undo()
+            if taken is not None:
+                _reply(client, conversation, taken, params, console)
+            else:
+                said = "nothing was asked yet"
+        case "/stats":
+            said = conversation.stats()
+        case "/help":
+            said = _HELP
+        case _:
+            said = f"no command {command}: {_HELP}"
+    if said:
+        console.print(said, style="dim", markup=False)
 
 
 def _read_message() -> str:
