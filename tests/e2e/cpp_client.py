@@ -19,8 +19,11 @@ import pytest
 import pytest_asyncio
 from octavo_client import AsyncClient
 
+from scheduler_svc.security.key_file import add_key
 from tests.e2e.conftest import Serve, Served
 from tests.e2e.prompts import prompts
+from tests.integration.secured_rig import serving
+from tests.support.certificates import Authority
 from tests.support.delay_proxy import DelayProxy
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -150,7 +153,9 @@ async def test_unary_calls(served: Served) -> None:
     got = await drive(stack.target, "unary", text)
     assert got["tokens"] == [" ".join(map(str, await client.tokenize(text)))]
     assert got["text"] == [quoted(text)]
-    assert got["model"] == [(await client.model()).model]
+    model = await client.model()
+    got = await drive(stack.target, "model")
+    assert got == {"model": [model.model], "vocab_size": [str(model.vocab_size)]}
 
 
 async def test_a_field_out_of_bounds_is_named(served: Served) -> None:
@@ -245,6 +250,38 @@ async def test_bad_options_are_named(target: str, key: str, field: str) -> None:
     assert got["error"] == [str(grpc.StatusCode.INVALID_ARGUMENT.value[0])]
     assert got["field"] == [field]
     assert "octavo-key" not in got["message"][0]
+
+
+async def test_mutual_tls_and_api_keys(tmp_path: Path) -> None:
+    """With CA, certificate and key a call is answered; without one of them it is refused."""
+    authority = Authority()
+    ca = authority.write(tmp_path)
+    cert, key = authority.issue().write(tmp_path, "server")
+    own_cert, own_key = authority.issue("client.test").write(tmp_path, "client")
+    keys = tmp_path / "keys.toml"
+    settings = {"api_keys": keys, "tls_cert": cert, "tls_key": key, "tls_client_ca": ca}
+    full = {
+        "OCTAVO_API_KEY": add_key(keys, name="a", tenant="tenant-a", admin=False),
+        "OCTAVO_CA_FILE": str(ca),
+        "OCTAVO_CERT_FILE": str(own_cert),
+        "OCTAVO_KEY_FILE": str(own_key),
+    }
+
+    async with serving(tmp_path, **settings) as secured:
+
+        async def refusal(*missing: str) -> tuple[list[str], list[str]]:
+            given = {name: value for name, value in full.items() if name not in missing}
+            got = await drive(secured.target, "model", **given)
+            return got["error"], got["reason"]
+
+        assert (await drive(secured.target, "model", **full))["vocab_size"] == ["97"]
+        unauthenticated = [str(grpc.StatusCode.UNAUTHENTICATED.value[0])]
+        assert await refusal("OCTAVO_API_KEY") == (unauthenticated, ["API_KEY_MISSING"])
+        unavailable = [str(grpc.StatusCode.UNAVAILABLE.value[0])]
+        assert await refusal("OCTAVO_CERT_FILE", "OCTAVO_KEY_FILE") == (unavailable, [""])
+        assert await refusal("OCTAVO_CA_FILE") == (unavailable, [""])
+        invalid = [str(grpc.StatusCode.INVALID_ARGUMENT.value[0])]
+        assert await refusal("OCTAVO_KEY_FILE") == (invalid, [""])
 
 
 async def test_the_example_streams_to_the_terminal(served: Served) -> None:

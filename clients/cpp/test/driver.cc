@@ -1,10 +1,14 @@
 // Does one thing with the client and prints what came, a line each; tests/clients compares.
 //
 //   octavo-driver TARGET COMMAND [ARGUMENT…]
+//
+// OCTAVO_API_KEY is sent; OCTAVO_CA_FILE, OCTAVO_CERT_FILE and OCTAVO_KEY_FILE turn TLS on.
 
 #include <cstdlib>
+#include <fstream>
 #include <iostream>
 #include <map>
+#include <sstream>
 #include <stdexcept>
 #include <string>
 #include <thread>
@@ -90,12 +94,17 @@ void stop(octavo::Client& client, const Arguments& arguments) {
             << quoted(completion.choices[0].finished.stop()) << '\n';
 }
 
-// unary TEXT: its tokens, their text, and the model.
+// unary TEXT: its tokens, and their text.
 void unary(octavo::Client& client, const Arguments& arguments) {
   const auto ids = client.tokenize(arguments[0]);
   print("tokens", ids);
-  std::cout << "text " << quoted(client.detokenize(ids)) << "\nmodel "
-            << client.get_model().model() << '\n';
+  std::cout << "text " << quoted(client.detokenize(ids)) << '\n';
+}
+
+// model: its name, and how many tokens it knows.
+void model(octavo::Client& client, const Arguments&) {
+  const auto model = client.get_model();
+  std::cout << "model " << model.model() << "\nvocab_size " << model.vocab_size() << '\n';
 }
 
 // temperature VALUE: a request that may be refused.
@@ -141,6 +150,28 @@ void deadline(octavo::Client& client, const Arguments& arguments) {
   client.complete(greedy("Endless:", 2000), call);
 }
 
+// The content of the file that a variable names; empty: the variable is not set.
+std::string read_named(const char* variable) {
+  const char* path = std::getenv(variable);
+  if (path == nullptr) return "";
+  std::ifstream file(path, std::ios::binary);
+  std::ostringstream content;
+  content << file.rdbuf();
+  return content.str();
+}
+
+octavo::ClientOptions options_of_environment() {
+  octavo::ClientOptions options;
+  options.retry.initial_backoff = std::chrono::milliseconds(20);
+  if (const char* key = std::getenv("OCTAVO_API_KEY")) options.api_key = key;
+  octavo::TlsOptions tls;
+  tls.ca = read_named("OCTAVO_CA_FILE");
+  tls.certificate = read_named("OCTAVO_CERT_FILE");
+  tls.key = read_named("OCTAVO_KEY_FILE");
+  if (!tls.ca.empty() || !tls.certificate.empty() || !tls.key.empty()) options.tls = tls;
+  return options;
+}
+
 void report(const octavo::Error& error) {
   std::cout << "error " << error.code() << "\nmessage " << quoted(error.what()) << "\nreason "
             << error.reason() << '\n';
@@ -154,15 +185,12 @@ void report(const octavo::Error& error) {
 
 int main(int argc, char** argv) {
   const std::map<std::string, void (*)(octavo::Client&, const Arguments&)> commands = {
-      {"stream", stream},           {"seeded", seeded}, {"stop", stop},   {"unary", unary},
-      {"temperature", temperature}, {"leave", leave},   {"deadline", deadline},
+      {"stream", stream}, {"seeded", seeded},           {"stop", stop},   {"unary", unary},
+      {"model", model},   {"temperature", temperature}, {"leave", leave}, {"deadline", deadline},
   };
   const Arguments arguments(argv + 1, argv + argc);
   try {
-    octavo::ClientOptions options;
-    options.retry.initial_backoff = std::chrono::milliseconds(20);
-    if (const char* key = std::getenv("OCTAVO_API_KEY")) options.api_key = key;
-    octavo::Client client(arguments.at(0), options);
+    octavo::Client client(arguments.at(0), options_of_environment());
     commands.at(arguments.at(1))(client, Arguments(arguments.begin() + 2, arguments.end()));
   } catch (const octavo::Error& error) {
     report(error);
