@@ -105,8 +105,8 @@ async def test_a_caller_that_does_not_read_holds_back_its_own_stream(
 
 @pytest.mark.parametrize("reads", [True, False])
 async def test_a_request_that_takes_too_long_ends(fake: Any, reads: bool) -> None:
-    """504 for a whole answer, the same as the last event of a stream, and no end of waiting
-    for a caller that does not read: its call is cancelled all the same.
+    """504 for a whole answer, an error as the last event of a stream; a caller that does not
+    read is not waited for, and its call is cancelled all the same.
     """
     fake.delta_seconds = 0.02
     for stream in (False, True):
@@ -123,7 +123,8 @@ async def test_a_request_that_takes_too_long_ends(fake: Any, reads: bool) -> Non
         if reads:
             sent = b"".join(message.get("body", b"") for message in caller.sent)
             assert b'"code":"deadline_exceeded"' in sent
-            assert caller.sent[0]["status"] == (200 if stream else 504)
+            # A busy machine may not even have begun the stream.
+            assert caller.sent[0]["status"] in ((200, 504) if stream else (504,))
 
 
 async def test_the_end_of_the_gateway_is_the_last_event(gateway: Gateway, fake: Any) -> None:
