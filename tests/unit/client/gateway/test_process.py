@@ -47,7 +47,7 @@ def plain(address: str) -> httpx.AsyncClient:
 async def test_sigterm_drains(fake: Any) -> None:
     """A stream goes on to its end, new requests are refused, and the exit code is 0."""
     fake.delta_seconds = 0.02
-    body = {"prompt": "a", "max_tokens": 100, "stream": True}
+    body = {"prompt": "a", "max_tokens": 1000, "stream": True}
     async with started(fake.target) as (process, address), plain(address) as http:
         async with http.stream("POST", "/v1/completions", json=body) as response:
             lines = response.aiter_lines()
@@ -58,10 +58,11 @@ async def test_sigterm_drains(fake: Any) -> None:
             refused = await http.post("/v1/completions", json={"prompt": "a"})
             assert refused.status_code == 503
             assert refused.headers["retry-after"]
+            fake.delta_seconds = 0.0  # all has been seen that only a stream in flight shows
             rest = [line async for line in lines if line]
         assert first.startswith("data: {")
         assert rest[-1] == "data: [DONE]"
-        assert len(rest) == 101  # 99 tokens more, the reason and [DONE]
+        assert len(rest) == 1001  # 999 tokens more, the reason and [DONE]
         assert await asyncio.wait_for(process.wait(), 60) == 0
 
 
