@@ -34,4 +34,5 @@ fi
 ((check)) && exit 0
 
 cmake -S clients/cpp -B clients/cpp/build -DOCTAVO_BUILD_TESTS=$tests >/dev/null
-cmake --build clients/cpp/build --parallel "$(nproc)"
+# Not the flags of a make that runs this.
+MAKEFLAGS=--no-print-directory cmake --build clients/cpp/build --parallel "$(nproc)"

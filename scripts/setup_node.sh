@@ -13,6 +13,11 @@ BIN=$(cd "${VENV:-.venv}/bin" && pwd)
 CLIENT=clients/node
 STAMP=$CLIENT/node_modules/octavo-setup
 
+# One at a time, where the system has flock.
+if [[ -z ${OCTAVO_NODE_LOCKED:-} ]] && command -v flock >/dev/null; then
+  OCTAVO_NODE_LOCKED=1 exec flock "$CLIENT" bash scripts/setup_node.sh
+fi
+
 fingerprint() { cat "$CLIENT/package.json" "$CLIENT/package-lock.json" scripts/setup_node.sh | cksum; }
 
 if [[ -f $STAMP && $(<"$STAMP") == "$(fingerprint)" ]]; then
