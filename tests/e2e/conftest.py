@@ -7,6 +7,7 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import pytest
+import pytest_asyncio
 from octavo_client import AsyncClient
 from octavo_client._local import LocalOptions, LocalStack
 
@@ -48,3 +49,25 @@ def serve(model_folder: Path) -> Serve:
             yield client, stack
 
     return start
+
+
+@pytest_asyncio.fixture(scope="session", loop_scope="session")
+async def served(serve: Serve) -> AsyncIterator[Served]:
+    """One stack with a gateway, sanitizer on, for all tests that leave it as it was.
+
+    Its pool is smaller than the model's context.
+    """
+    async with serve(
+        dtype="float32",
+        block_size=16,
+        num_blocks=400,
+        num_host_blocks=40,
+        http_listen="127.0.0.1:0",
+    ) as pair:
+        yield pair
+
+
+@pytest.fixture
+def client(served: Served) -> AsyncClient:
+    """A client of the shared stack."""
+    return served[0]

@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
 
 import grpc
 import pytest
-import pytest_asyncio
 from hypothesis import HealthCheck, given, settings
 from octavo.v1 import inference_pb2, inference_pb2_grpc
 
-from tests.e2e.conftest import Serve, Served
+from tests.e2e.conftest import Served
 from tests.e2e.waiting import until_free
 from tests.support.request_strategies import requests
 from tests.support.stream_grammar import check_refusal, check_stream
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_REQUESTS = 2000 if os.environ.get("OCTAVO_FULL") else 120
+NUM_REQUESTS = 2000 if os.environ.get("OCTAVO_FULL") else 40
 # A request may ask for the whole context; what comes after so much of it is more of it.
 MOST_EVENTS = 40
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(serve: Serve) -> AsyncIterator[Served]:
-    """One pair of services, sanitizer on, with a pool that large requests do not fit."""
-    async with serve(dtype="float32", block_size=16, num_blocks=120, num_host_blocks=40) as pair:
-        yield pair
 
 
 async def exchange(target: str, request: inference_pb2.GenerateRequest) -> None:

@@ -10,20 +10,18 @@ import collections
 import json
 import os
 import random
-from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
 import pytest
-import pytest_asyncio
 
-from tests.e2e.conftest import Serve, Served
+from tests.e2e.conftest import Served
 from tests.e2e.waiting import until_free
 from tests.support.json_mutation import broken_body
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_BODIES = 10_000 if os.environ.get("OCTAVO_FULL") else 800
+NUM_BODIES = 10_000 if os.environ.get("OCTAVO_FULL") else 200
 AT_ONCE = 16
 DEADLINE_SECONDS = 6  # after it the client leaves, which is no fault of the gateway
 CLIENTS_FAULT = {400, 401, 404, 413, 422, 429}
@@ -57,15 +55,6 @@ _SOUND: dict[str, list[dict[str, Any]]] = {
     "/tokenize": [{"prompt": "some text"}, {"messages": [{"role": "user", "content": "hi"}]}],
     "/detokenize": [{"tokens": [5, 300, 40_000]}],
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(serve: Serve) -> AsyncIterator[Served]:
-    """One stack with a gateway, sanitizer on."""
-    async with serve(
-        dtype="float32", block_size=16, num_blocks=200, http_listen="127.0.0.1:0"
-    ) as pair:
-        yield pair
 
 
 def bodies(count: int) -> list[tuple[str, bytes]]:

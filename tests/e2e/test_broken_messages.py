@@ -9,23 +9,21 @@ import asyncio
 import collections
 import os
 import random
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 from octavo.v1 import admin_pb2, inference_pb2
 from octavo_client._local import LocalStack
 
-from tests.e2e.conftest import Serve, Served
+from tests.e2e.conftest import Served
 from tests.e2e.waiting import until_free
 from tests.support.mutation import mutate
 from tests.support.stream_grammar import check_refusal
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_MESSAGES = 10_000 if os.environ.get("OCTAVO_FULL") else 1_500
+NUM_MESSAGES = 10_000 if os.environ.get("OCTAVO_FULL") else 300
 AT_ONCE = 24
 MOST_EVENTS = 3  # of what was accepted after all; then the client leaves
 DEADLINE_SECONDS = 6  # the client's own, and no fault of the service
@@ -80,13 +78,6 @@ _SOUND = {
     ],
 }
 _STREAMS = ("Generate", "Watch")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(serve: Serve) -> AsyncIterator[Served]:
-    """One pair of services, sanitizer on."""
-    async with serve(dtype="float32", block_size=16, num_blocks=200) as pair:
-        yield pair
 
 
 def messages(count: int) -> list[tuple[str, bytes]]:

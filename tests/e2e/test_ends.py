@@ -5,35 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
 from contextlib import suppress
 
 import grpc
 import pytest
-import pytest_asyncio
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
 from octavo_client import AsyncClient, Delta, Finished, FinishReason, InvalidArgument
 
 from tests.e2e.conftest import Serve, Served
 from tests.e2e.waiting import until_free
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 STORY = "Once upon a time, in a village at the edge of a dark forest,"
 GREEDY = {"temperature": 0.0, "max_tokens": 32, "ignore_eos": True, "timeout": 60.0}
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(serve: Serve) -> AsyncIterator[Served]:
-    """One pair of services for all tests of this file but the last."""
-    async with serve(dtype="float32", block_size=16, num_blocks=300) as pair:
-        yield pair
-
-
-@pytest.fixture
-def client(served: Served) -> AsyncClient:
-    """A client of them."""
-    return served[0]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import grpc
 import pytest
-import pytest_asyncio
 from octavo.v1 import inference_pb2
 from octavo_client import (
     AlreadyExists,
@@ -27,23 +26,10 @@ from octavo_client import (
 from octavo_client._async_client import AsyncStream
 from octavo_client._local import LocalStack
 
-from tests.e2e.conftest import Serve, Served
+from tests.e2e.conftest import Served
 from tests.e2e.waiting import until_free
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def served(serve: Serve) -> AsyncIterator[Served]:
-    """One pair of services for all tests of this file."""
-    async with serve(dtype="float32", block_size=16, num_blocks=400) as pair:
-        yield pair
-
-
-@pytest.fixture
-def client(served: Served) -> AsyncClient:
-    """A client of them."""
-    return served[0]
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 
 async def test_64_streams_have_exact_lengths_and_leave_no_block(client: AsyncClient) -> None:

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
-import pytest_asyncio
 from octavo_client import AsyncClient, Delta
 
-from tests.e2e.conftest import Serve
 from tests.e2e.judge import Judge
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 PROMPTS = {
     "Chinese": "从前有一个小村庄,村里住着一个",
     "Japanese": "日本の首都は東京です。大阪は",
@@ -30,13 +26,6 @@ PROMPTS = {
     "both directions": "The word سلام means peace and the word שלום means",
     "spaces": "a  b   c\t\td\r\n\r\n  e",
 }
-
-
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def client(serve: Serve) -> AsyncIterator[AsyncClient]:
-    """A client of one pair of services in fp32."""
-    async with serve(dtype="float32", block_size=16, num_blocks=200) as (client, _):
-        yield client
 
 
 @pytest.mark.parametrize("name", PROMPTS)
