@@ -7,14 +7,14 @@ This is the only reader of the environment in the executor. Every field is a fla
 from __future__ import annotations
 
 import os
-from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal
 
+from octavo.addresses import is_loopback
 from octavo.pem import PemFiles, server_files
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import BaseSettings, CliSettingsSource, SettingsConfigDict, SettingsError
+from octavo.settings import Flags, parse_address, settings_config
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings
 
 from executor_svc.errors import StartupError
 
@@ -54,7 +54,6 @@ _DEFAULTS_IN_WORDS = {
     "max_model_len": "0, the model's own",
     "num_threads": "0, one per CPU of this process",
 }
-_LOOPBACK = {"127.0.0.1", "localhost", "[::1]"}
 
 
 def _default_model_store() -> Path:
@@ -64,16 +63,7 @@ def _default_model_store() -> Path:
 class ExecutorConfig(BaseSettings):
     """Run one model over the paged KV cache that this process owns, for a scheduler."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        frozen=True,
-        extra="forbid",
-        protected_namespaces=(),
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
-    )
+    model_config = settings_config(ENV_PREFIX)
 
     model: str = Field(
         "smollm2-135m-instruct",
@@ -175,9 +165,7 @@ class ExecutorConfig(BaseSettings):
     @field_validator("listen")
     @classmethod
     def _listen_has_a_port(cls, listen: str) -> str:
-        host, _, port = listen.rpartition(":")
-        if not host or not port.isdecimal() or int(port) > 65535:
-            raise ValueError("must be HOST:PORT, with a port from 0 to 65535")
+        parse_address(listen)
         return listen
 
     @field_validator("tls_cert", "tls_key", "tls_client_ca", mode="before")
@@ -207,7 +195,7 @@ class ExecutorConfig(BaseSettings):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine reaches the port."""
-        return self.listen.rpartition(":")[0] in _LOOPBACK
+        return is_loopback(parse_address(self.listen)[0])
 
 
 def read_config(argv: list[str]) -> ExecutorConfig:
@@ -217,62 +205,11 @@ def read_config(argv: list[str]) -> ExecutorConfig:
         StartupError: if one is unknown or out of bounds; the message is one line.
         SystemExit: after --help.
     """
-    try:
-        source = CliSettingsSource[Any](
-            ExecutorConfig, root_parser=_parser(), add_argument_method=_add_flag
-        )(args=argv)
-        # a keyword that BaseSettings adds and mypy cannot see
-        return ExecutorConfig(_cli_settings_source=source)  # type: ignore[call-arg]  # BaseSettings adds it
-    except ValidationError as error:
-        first = error.errors()[0]
-        message = first["msg"].removeprefix("Value error, ")
-        if not first["loc"]:
-            raise StartupError(message) from None
-        flag = "--" + str(first["loc"][0]).replace("_", "-")
-        raise StartupError(f"{flag}: {message}, got {first['input']!r}") from None
-    except SettingsError as error:
-        raise StartupError(f"{str(error).splitlines()[0]}; see {_PROG} --help") from None
-
-
-def _parser() -> ArgumentParser:
-    """Give an empty parser whose help is for people; settings add their flags to it."""
-    parser = _Parser(
-        prog=_PROG,
-        usage="%(prog)s [FLAG ...]",
-        description=ExecutorConfig.__doc__,
-        epilog="Each flag is also an environment variable: "
-        f"--block-size is {ENV_PREFIX}BLOCK_SIZE.",
-        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=30),
-        allow_abbrev=False,
-        add_help=False,
-    )
-    parser._optionals.title = "flags"
-    parser.add_argument("-h", "--help", action="help", help="Show this and exit.")
-    return parser
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise StartupError(f"{message}; see {_PROG} --help")
-
-
-def _add_flag(parser: ArgumentParser, *flags: str, dest: str, **options: Any) -> Action:
-    """Add a setting's flag, with its value and default as a person would write them."""
-    field = ExecutorConfig.model_fields[dest]
-    default = _DEFAULTS_IN_WORDS.get(dest) or _in_words(field.default)
-    options["help"] = f"{field.description} (default: {default})".replace("%", "%%")
-    if dest in _METAVARS:
-        options["metavar"] = _METAVARS[dest]
-    return parser.add_argument(*flags, dest=dest, **options)
-
-
-def _in_words(default: object) -> str:
-    match default:
-        case bool():
-            return "on" if default else "off"
-        case float():
-            return f"{default:g}"
-        case tuple():
-            return ",".join(default)
-        case _:
-            return str(default)
+    return Flags(
+        _PROG,
+        ExecutorConfig,
+        _METAVARS,
+        _DEFAULTS_IN_WORDS,
+        example="block_size",
+        error=StartupError,
+    ).read(argv)

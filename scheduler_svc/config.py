@@ -6,32 +6,25 @@ A flag wins over its environment variable, which wins over the default. The vari
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import secrets
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
+from octavo.addresses import is_loopback
 from octavo.pem import PemFiles, TlsError, server_files
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    NoDecode,
-    SettingsConfigDict,
-    SettingsError,
-)
+from octavo.settings import Flags, bad, parse_address, settings_config, split_list
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
 
 from scheduler_svc.errors import StartupError
-from scheduler_svc.flags import FlagHelp, bad
 
 ENV_PREFIX = "OCTAVO_SCHEDULER_"
 DEFAULT_MODEL = "smollm2-135m-instruct"
 DEFAULT_MODEL_STORE = "~/.cache/octavo/models"
 _PROG = "octavo scheduler"
-_MAX_PORT = 65535
 # What --help calls the value of a flag that is neither a switch nor a choice.
 _METAVARS = {
     "model": "NAME",
@@ -93,14 +86,7 @@ def _default_scheduler_id() -> str:
 class SchedulerConfig(BaseSettings):
     """Serve the public API and own the KV blocks of the executors; needs no GPU."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        frozen=True,
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_avoid_json=True,
-        cli_hide_none_type=True,
-    )
+    model_config = settings_config(ENV_PREFIX)
 
     model: str = Field(
         DEFAULT_MODEL,
@@ -260,12 +246,7 @@ class SchedulerConfig(BaseSettings):
     @field_validator("executors", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
-        if isinstance(value, str):
-            value = value.split(",")
-        if isinstance(value, list | tuple):
-            parts = (part for item in value for part in str(item).split(","))
-            return tuple(part.strip() for part in parts if part.strip())
-        return value
+        return split_list(value)
 
     @field_validator("executors")
     @classmethod
@@ -330,41 +311,6 @@ class SchedulerConfig(BaseSettings):
             StartupError: one line naming the flag and what it may be.
             SystemExit: with code 0, after printing help.
         """
-        flags = FlagHelp(
-            _PROG, cls, ENV_PREFIX, metavars=_METAVARS, defaults_in_words=_DEFAULTS_IN_WORDS
-        )
-        try:
-            source = CliSettingsSource[Any](
-                cls, root_parser=flags.parser(), add_argument_method=flags.add
-            )(args=list(args))
-            # a keyword that BaseSettings adds and mypy cannot see
-            return cls(_cli_settings_source=source)  # type: ignore[call-arg]
-        except ValidationError as error:
-            raise StartupError(flags.explain(error.errors()[0])) from None
-        except SettingsError as error:
-            raise StartupError(f"{str(error).splitlines()[0]}; see {_PROG} --help") from None
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Split HOST:PORT; the host of an IPv6 address stands in brackets.
-
-    Raises:  PydanticCustomError: a ValueError, if it is not of that form.
-    """
-    host, colon, port = address.rpartition(":")
-    bracketed = host.startswith("[") and host.endswith("]")
-    bare = host[1:-1] if bracketed else host
-    if not colon or not bare or (":" in bare) is not bracketed or not port.isascii():
-        raise bad("HOST:PORT")
-    if not port.isdigit() or int(port) > _MAX_PORT:
-        raise bad(f"HOST:PORT with a port up to {_MAX_PORT}")
-    return bare, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+        return Flags(
+            _PROG, cls, _METAVARS, _DEFAULTS_IN_WORDS, example="max_queue", error=StartupError
+        ).read(args)

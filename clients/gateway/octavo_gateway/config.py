@@ -6,28 +6,25 @@ A flag wins over its environment variable, which wins over the default. The vari
 
 from __future__ import annotations
 
-import ipaddress
-from argparse import Action, ArgumentParser, RawDescriptionHelpFormatter
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, Literal, NoReturn
+from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError, field_validator, model_validator
-from pydantic_core import ErrorDetails, PydanticCustomError
-from pydantic_settings import (
-    BaseSettings,
-    CliSettingsSource,
-    NoDecode,
-    SettingsConfigDict,
-    SettingsError,
+from octavo.addresses import is_loopback
+from octavo.settings import (
+    Flags,
+    flag_of,
+    parse_address,
+    settings_config,
+    split_list,
 )
+from pydantic import Field, field_validator, model_validator
+from pydantic_settings import BaseSettings, NoDecode
 
 from octavo_gateway.errors import StartupError
 
 ENV_PREFIX = "OCTAVO_GATEWAY_"
 _PROG = "octavo gateway"
-_MAX_PORT = 65535
 # What --help calls the value of a flag that is neither a switch nor a choice.
 _METAVARS = {
     "listen": "HOST:PORT",
@@ -59,14 +56,7 @@ _DEFAULTS_IN_WORDS = {
 class GatewayConfig(BaseSettings):
     """Serve OpenAI's HTTP API in front of a scheduler, as a client of it."""
 
-    model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        frozen=True,
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_avoid_json=True,
-        cli_hide_none_type=True,
-    )
+    model_config = settings_config(ENV_PREFIX)
 
     listen: str = Field(
         "127.0.0.1:8000", description="HOST:PORT of the HTTP API; port 0 takes a free one."
@@ -135,11 +125,7 @@ class GatewayConfig(BaseSettings):
     @field_validator("cors_origins", mode="before")
     @classmethod
     def _split_list(cls, value: object) -> object:
-        parts = [value] if isinstance(value, str) else value
-        if isinstance(parts, list | tuple):
-            split = (part.strip() for item in parts for part in str(item).split(","))
-            return tuple(part for part in split if part)
-        return value
+        return split_list(value)
 
     @field_validator("listen")
     @classmethod
@@ -151,7 +137,7 @@ class GatewayConfig(BaseSettings):
     def _check_pairs(self) -> GatewayConfig:
         for cert, key in (("tls_cert", "tls_key"), ("cert_file", "key_file")):
             if (getattr(self, cert) is None) != (getattr(self, key) is None):
-                raise StartupError(f"{_flag(cert)} and {_flag(key)} go together: give both")
+                raise StartupError(f"{flag_of(cert)} and {flag_of(key)} go together: give both")
         return self
 
     @model_validator(mode="after")
@@ -184,94 +170,6 @@ class GatewayConfig(BaseSettings):
             StartupError: one line naming the flag and what it may be.
             SystemExit: with code 0, after printing help.
         """
-        try:
-            source = CliSettingsSource[Any](
-                cls, root_parser=_parser(), add_argument_method=_add_flag
-            )(args=list(args))
-            # a keyword that BaseSettings adds and mypy cannot see
-            return cls(_cli_settings_source=source)  # type: ignore[call-arg]
-        except ValidationError as error:
-            raise StartupError(_explain(error.errors()[0])) from None
-        except SettingsError as error:
-            raise StartupError(f"{str(error).splitlines()[0]}; see {_PROG} --help") from None
-
-
-class _Parser(ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise StartupError(f"{message}; see {_PROG} --help")
-
-
-def _parser() -> ArgumentParser:
-    """Give a parser whose help is for people; settings add their flags to it."""
-    variable = f"{ENV_PREFIX}GRACE_SECONDS"
-    parser = _Parser(
-        prog=_PROG,
-        usage="%(prog)s [FLAG ...]",
-        description=GatewayConfig.__doc__,
-        epilog=f"Each flag is also an environment variable: --grace-seconds is {variable}.",
-        formatter_class=partial(RawDescriptionHelpFormatter, max_help_position=30),
-        allow_abbrev=False,
-        add_help=False,
-    )
-    parser._optionals.title = "flags"
-    parser.add_argument("-h", "--help", action="help", help="Show this and exit.")
-    return parser
-
-
-def _add_flag(parser: ArgumentParser, *flags: str, dest: str, **options: Any) -> Action:
-    """Add a setting's flag, with its value and default as a person would write them."""
-    field = GatewayConfig.model_fields[dest]
-    default = _DEFAULTS_IN_WORDS.get(dest)
-    if default is None:
-        value = field.default
-        default = ("on" if value else "off") if isinstance(value, bool) else f"{value}"
-        default = f"{value:g}" if isinstance(value, float) else default
-    options["help"] = f"{field.description} (default: {default})".replace("%", "%%")
-    if dest in _METAVARS:
-        options["metavar"] = _METAVARS[dest]
-    return parser.add_argument(*flags, dest=dest, **options)
-
-
-def parse_address(address: str) -> tuple[str, int]:
-    """Split HOST:PORT; the host of an IPv6 address stands in brackets.
-
-    Raises:
-        PydanticCustomError: a ValueError, if it is not of that form.
-    """
-    host, colon, port = address.rpartition(":")
-    bare = host.removeprefix("[").removesuffix("]")
-    is_bracketed = host == f"[{bare}]"
-    if not colon or not bare or (":" in bare) is not is_bracketed:
-        raise _bad("HOST:PORT")
-    if not (port.isascii() and port.isdecimal() and int(port[:6]) <= _MAX_PORT):
-        raise _bad(f"HOST:PORT with a port up to {_MAX_PORT}")
-    return bare, int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches a host."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
-def _bad(bound: str) -> PydanticCustomError:
-    return PydanticCustomError("bound", "must be {bound}", {"bound": bound})
-
-
-def _flag(name: str) -> str:
-    return "--" + name.replace("_", "-")
-
-
-def _explain(error: ErrorDetails) -> str:
-    """One line: the flag, what it may be, and what came instead."""
-    name = str(error["loc"][0]) if error["loc"] else ""
-    if name not in GatewayConfig.model_fields:
-        return str(error["msg"])
-    bound = error["msg"].replace("Input should", "must").replace("String should", "must")
-    got = str(error["input"])
-    shown = repr(got if len(got) <= 100 else got[:100] + "…")
-    return f"{_flag(name)} {bound}, got {shown} (or set {ENV_PREFIX}{name.upper()})"
+        return Flags(
+            _PROG, cls, _METAVARS, _DEFAULTS_IN_WORDS, example="grace_seconds", error=StartupError
+        ).read(args)

@@ -12,11 +12,12 @@ from typing import Any
 
 import structlog
 import uvicorn
+from octavo.settings import parse_address
 from octavo_client import AsyncClient, OctavoError, RetryPolicy
 
 from octavo_gateway.app import Gateway
 from octavo_gateway.certificate import Certificate
-from octavo_gateway.config import GatewayConfig, parse_address
+from octavo_gateway.config import GatewayConfig
 from octavo_gateway.errors import StartupError
 
 _log = structlog.get_logger()

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import ipaddress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
+
+from octavo.addresses import is_loopback
 
 from octavo_client.errors import InvalidArgument
 
@@ -83,13 +84,7 @@ def parse_target(target: str) -> Address:
 
 
 def _is_loopback(address: str) -> bool:
-    host = address.rpartition(":")[0].removeprefix("dns:").strip("[]")
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+    return is_loopback(address.rpartition(":")[0].removeprefix("dns:").strip("[]"))
 
 
 def _bad_target(target: str) -> InvalidArgument:

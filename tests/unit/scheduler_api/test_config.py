@@ -13,8 +13,10 @@ from pathlib import Path
 import pydantic
 import pytest
 import structlog
+from octavo.addresses import is_loopback
+from octavo.settings import parse_address
 
-from scheduler_svc.config import ENV_PREFIX, SchedulerConfig, is_loopback, parse_address
+from scheduler_svc.config import ENV_PREFIX, SchedulerConfig
 from scheduler_svc.errors import StartupError
 from scheduler_svc.logs import bound_ids, configure_logging, get_logger
 

@@ -30,11 +30,11 @@ def test_flags_win_over_the_environment(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 BAD_FLAGS = [
-    (["--timeout", "0"], "--timeout", "greater than 0"),
+    (["--timeout", "0"], "--timeout", "above 0"),
     (["--timeout", "soon"], "--timeout", "number"),
-    (["--max-concurrent-requests", "0"], "--max-concurrent-requests", "greater than or equal to 1"),
+    (["--max-concurrent-requests", "0"], "--max-concurrent-requests", "at least 1"),
     (["--max-body-bytes", "5"], "--max-body-bytes", "1024"),
-    (["--log-level", "loud"], "--log-level", "'debug'"),
+    (["--log-level", "loud"], "--log-level", "one of debug"),
     (["--listen", "8000"], "--listen", "HOST:PORT"),
     (["--listen", "::1:8000"], "--listen", "HOST:PORT"),
     (["--listen", "localhost:65536"], "--listen", "up to 65535"),
