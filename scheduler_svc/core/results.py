@@ -121,12 +121,12 @@ def _take_extras(state: SchedulerState, record: StepRecord, result: StepResult) 
         seq = by_row.get(row)
         if seq is None or seq.is_finished:
             continue
-        if seq.group.beam is not None:
-            # A beam that was given up meanwhile will report again.
-            if logprobs.sampled is not None and seq.row is not None:
-                searches.setdefault(seq.group, {})[seq] = logprobs.sampled.top
-            continue
-        _take_logprobs(state, seq, logprobs, first_positions.get(seq, 0))
+        is_beam = seq.group.beam is not None
+        # A beam that was given up meanwhile will report again.
+        if is_beam and logprobs.sampled is not None and seq.row is not None:
+            searches.setdefault(seq.group, {})[seq] = logprobs.sampled.top
+        told = RowLogprobs(None, logprobs.prompt) if is_beam else logprobs
+        _take_logprobs(state, seq, told, first_positions.get(seq, 0))
     for group, candidates in searches.items():
         beam.collect(state, group, candidates)
 

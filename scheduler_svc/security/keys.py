@@ -66,7 +66,7 @@ class ApiKey(_Entry):
     """What a key stands for: a tenant, and whether the AdminService is open to it."""
 
     name: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9._-]{1,64}$")]
-    tenant: Annotated[str, StringConstraints(min_length=1, max_length=128)]
+    tenant: Annotated[str, StringConstraints(pattern=r"^[^\x00-\x1f\x7f-\x9f]{1,128}$")]
     hash: Annotated[str, StringConstraints(pattern=f"^{HASH_PREFIX}[0-9a-f]{{64}}$")]
     admin: bool = False
 
@@ -122,10 +122,11 @@ def parse_keys(text: str) -> KeyRing:
         raise KeysError(f"must be at most {MAX_TEXT_BYTES} bytes")
     try:
         parsed = tomllib.loads(text)
+    except (ValueError, RecursionError) as error:  # also of numbers and nesting without end
+        raise KeysError(f"is no TOML: {str(error).splitlines()[0]}") from None
+    try:
         # Pydantic's strict mode takes no list for a tuple.
         read = _Text.model_validate({**parsed, **_as_tuple(parsed)})
-    except tomllib.TOMLDecodeError as error:
-        raise KeysError(f"is no TOML: {error}") from None
     except ValidationError as error:
         raise KeysError(_explain(error)) from None
     by_hash: dict[str, ApiKey] = {}

@@ -50,6 +50,8 @@ def read_text(path: Path) -> str:
     Raises:  KeysError: if it cannot be read, is too large or no UTF-8.
     """
     try:
+        if path.exists() and not path.is_file():
+            raise KeysError(f"{path} is no regular file")  # to open a pipe would wait
         with path.open("rb") as file:
             content = file.read(MAX_TEXT_BYTES + 1)
         if len(content) > MAX_TEXT_BYTES:

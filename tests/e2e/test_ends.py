@@ -10,7 +10,7 @@ from contextlib import suppress
 import grpc
 import pytest
 from octavo.v1 import inference_pb2, inference_pb2_grpc, types_pb2
-from octavo_client import AsyncClient, Delta, Finished, FinishReason, InvalidArgument
+from octavo_client import AsyncClient, Beam, Delta, Finished, FinishReason, InvalidArgument
 
 from tests.e2e.conftest import Serve, Served
 from tests.e2e.waiting import until_free
@@ -50,6 +50,10 @@ async def test_a_prompt_is_scored_without_a_token_generated(client: AsyncClient)
     assert scored[1:] == list(tokens[1:]), "one score per token that has a past"
     assert all(position.chosen.logprob <= 0 for position in choice.prompt_logprobs)
     assert completion.usage.num_completion_tokens == 0
+    # A beam search tells the same of its prompt.
+    params |= {"max_tokens": 2, "n": 2, "beam": Beam(2), "ignore_eos": True}
+    searched = await client.generate(STORY, **params)
+    assert [c.prompt_logprobs for c in searched.choices] == [choice.prompt_logprobs] * 2
     await until_free(client)
 
 

@@ -64,6 +64,7 @@ def test_nan_and_infinity_stay_in_their_row() -> None:
         ((torch.zeros(4), None), "weight"),
         ((torch.zeros(4, 4, dtype=torch.bfloat16), None), "weight"),
         ((torch.zeros(4, 4).T[::2], None), "weight"),
+        ((torch.zeros(4, 0), None), "weight"),
         ((torch.zeros(4, 4), torch.zeros(3)), "bias"),
         ((torch.zeros(4, 4), torch.zeros(4).double()), "bias"),
         ((torch.zeros(4, 4), None, torch.zeros(4)), "room"),

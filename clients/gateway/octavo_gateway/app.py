@@ -86,7 +86,7 @@ class Gateway:
                     expose_headers=["x-request-id", "retry-after"],
                 )
             )
-        self.app: ASGIApp = Starlette(
+        app = Starlette(
             routes=[
                 self._route("GET", "/health", self._health, is_gated=False),
                 self._route("GET", "/metrics", self._metrics, is_gated=False),
@@ -101,6 +101,8 @@ class Gateway:
             middleware=middleware,
             exception_handlers={HTTPException: _no_such_endpoint},
         )
+        app.router.redirect_slashes = False  # it would lead to whatever host the caller names
+        self.app: ASGIApp = app
 
     def _route(self, method: str, path: str, handler: _Handler, *, is_gated: bool = True) -> Route:
         name = path.replace(":path", "")  # for people

@@ -61,10 +61,13 @@ class Exchange:
         Raises:
             ApiError: 401, if the header is of another form.
         """
-        header = self.headers.get("authorization")
-        if header is None:
+        headers = self.headers.getlist("authorization")
+        if not headers:
             return None
-        scheme, _, key = header.partition(" ")
+        # Of several one would count here, and another for a proxy.
+        scheme, _, key = (
+            headers[0].replace("\t", " ").partition(" ") if len(headers) == 1 else ("", "", "")
+        )
         key = key.strip()
         if scheme.lower() != "bearer" or not _KEY.fullmatch(key) or len(key) > _MAX_KEY_CHARACTERS:
             raise ApiError(

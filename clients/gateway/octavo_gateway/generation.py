@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
+from functools import partial
 from typing import Any, Protocol
 
 from octavo_client import (
@@ -22,6 +23,7 @@ from octavo_client import (
 from octavo_gateway.errors import SERVER_ERROR, ApiError, translated
 from octavo_gateway.exchange import Exchange
 from octavo_gateway.metrics import Progress
+from octavo_gateway.places import Places
 from octavo_gateway.served import Served
 from octavo_gateway.tokens import ids_in, ids_of
 from octavo_gateway.translate import Call, Job
@@ -123,11 +125,11 @@ class Generation:
         Raises:
             ApiError: for what any of the calls failed with.
         """
-        places = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
+        places = Places(MAX_CALLS_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [
-                    group.create_task(self._complete(number, call, places))
+                    group.create_task(places.run(partial(self._complete, number, call)))
                     for number, call in enumerate(self._job.calls)
                 ]
         except BaseExceptionGroup as failures:
@@ -140,15 +142,14 @@ class Generation:
         self._progress.ended(usage)
         await exchange.answer(self._renderer.whole(completions, usage))
 
-    async def _complete(self, number: int, call: Call, places: asyncio.Semaphore) -> Completion:
-        async with places:
-            with translated(call.names):
-                completion = await self._client.generate(
-                    **call.source,
-                    timeout=self._timeout,
-                    api_key=self._api_key,
-                    **self._params(number),
-                )
+    async def _complete(self, number: int, call: Call) -> Completion:
+        with translated(call.names):
+            completion = await self._client.generate(
+                **call.source,
+                timeout=self._timeout,
+                api_key=self._api_key,
+                **self._params(number),
+            )
         for choice in completion.choices:
             _check(choice.finish_reason, choice.error)
             self._progress.received(len(choice.token_ids))
@@ -176,17 +177,17 @@ class Generation:
 
     async def _pump(self, calls: Sequence[Call], queue: _Queue) -> None:
         """Run all calls and gather their events; the last item is None, or what went wrong."""
-        places = asyncio.Semaphore(MAX_CALLS_AT_ONCE)
+        places = Places(MAX_CALLS_AT_ONCE)
 
         async def run(number: int, call: Call) -> None:
-            async with places, aclosing(self._events_of(number, call)) as events:
+            async with aclosing(self._events_of(number, call)) as events:
                 async for event in events:
                     await queue.put((number, event))
 
         try:
             async with asyncio.TaskGroup() as group:
                 for number, call in enumerate(calls):
-                    group.create_task(run(number, call))
+                    group.create_task(places.run(partial(run, number, call)))
         except BaseExceptionGroup as failures:
             await queue.put(failures.exceptions[0])
         else:

@@ -183,6 +183,8 @@ class LocalStack:
         )
         self.target = connect_address(listen)
         http_listen = options.http_listen and settle_address(options.http_listen, "--http")
+        if http_listen == listen:
+            raise LocalError(f"--http and --listen are both {listen}: give them two ports")
         if options.log_dir is None:
             self.log_dir = self._temporary_logs = Path(tempfile.mkdtemp(prefix="octavo-"))
         else:

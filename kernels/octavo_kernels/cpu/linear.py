@@ -87,6 +87,8 @@ class PackedLinear:
             given["bias"] = bias
         for name, tensor in given.items():
             check_dtype(name, tensor, torch.float32)
+        if not self.num_in:
+            raise ValueError("weight has no inputs")
         if weight.stride(1) != 1:
             raise ValueError("weight: rows must be contiguous")
         self.weight = room.view(-1, self.num_in, width)

@@ -36,6 +36,7 @@ class _Conversation:
 
     system: str | None
     messages: list[Message] = field(default_factory=list)
+    asked: str | None = None
     num_replies: int = 0
     num_prompt_tokens: int = 0
     num_cached_tokens: int = 0
@@ -49,15 +50,17 @@ class _Conversation:
         """Forget what was said."""
         from octavo_client import Message
 
+        self.asked = None
         self.messages = [] if self.system is None else [Message("system", self.system)]
 
     def undo(self) -> str | None:
         """Forget the last message and its reply; returns the message, None if there is none."""
         if not self.messages or self.messages[-1].role != "assistant":
             return None
-        question, _ = self.messages[-2:]
+        taken = self.messages[-2].content
         del self.messages[-2:]
-        return question.content
+        self.asked = self.messages[-2].content if len(self.messages) > 1 else None
+        return taken
 
     def stats(self) -> str:
         """One line of sums."""
@@ -158,11 +161,10 @@ def _obey(
             taken = conversation.undo()
             said = "nothing to take back" if taken is None else f"taken back: {taken}"
         case "/retry":
-            taken = conversation.undo()
-            if taken is not None:
-                _reply(client, conversation, taken, params, console)
-            else:
+            if conversation.asked is None:
                 said = "nothing was asked yet"
+            else:
+                _ask_again(client, conversation, params, console)
         case "/stats":
             said = conversation.stats()
         case "/help":
@@ -171,6 +173,19 @@ def _obey(
             said = f"no command {command}: {_HELP}"
     if said:
         console.print(said, style="dim", markup=False)
+
+
+def _ask_again(
+    client: Client, conversation: _Conversation, params: GenerateParams, console: Console
+) -> None:
+    """Ask what was asked last, whether it was answered or not; a failure changes nothing."""
+    asked, before = conversation.asked, conversation.messages
+    assert asked is not None
+    conversation.messages = list(before)
+    if len(before) > 1 and before[-2].content == asked:
+        conversation.undo()
+    if not _reply(client, conversation, asked, params, console):
+        conversation.messages = before
 
 
 def _read_message() -> str:
@@ -189,10 +204,14 @@ def _reply(
     text: str,
     params: GenerateParams,
     console: Console,
-) -> None:
-    """Stream one reply; what a Ctrl-C cut short stays in the history as it is, if any came."""
+) -> bool:
+    """Stream one reply; what a Ctrl-C cut short stays in the history as it is, if any came.
+
+    Returns: whether there is a reply in the history.
+    """
     from octavo_client import Delta, Message, OctavoError, Usage
 
+    conversation.asked = text
     messages = [*conversation.messages, Message("user", text)]
     parts: list[str] = []
     num_tokens, begin = 0, time.monotonic()
@@ -210,17 +229,16 @@ def _reply(
     except KeyboardInterrupt:
         if not parts:
             console.print()
-            return
+            return False
     except OctavoError as error:
         fewer = params.copy()
         if drop_max_tokens(error, fewer):
-            _reply(client, conversation, text, fewer, console)
-            return
+            return _reply(client, conversation, text, fewer, console)
         if parts:
             console.print()
         hint = "; /reset starts afresh" if len(messages) > 2 else ""
         click.echo("octavo: " + " ".join(f"{hinted(error)}{hint}".split()), err=True)
-        return
+        return False
     seconds = time.monotonic() - begin
     rate = f"{counted(num_tokens, 'token')}, {num_tokens / seconds:.1f} tokens/s"
     console.print(f"\n{rate}", style="dim", markup=False)
@@ -228,3 +246,4 @@ def _reply(
     conversation.num_replies += 1
     conversation.num_reply_tokens += num_tokens
     conversation.reply_seconds += seconds
+    return True

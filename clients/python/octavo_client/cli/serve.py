@@ -112,7 +112,7 @@ def _say_ready(stack: LocalStack, console: Console) -> None:
     body = """'{"text": "Once upon a time", "stopping": {"max_tokens": 16}}'"""
     lines = [
         f"ready at {stack.target} after {stack.ready_seconds:.1f} s; logs in {stack.log_dir}",
-        f'  octavo generate "Why is the sky blue?"{port}',
+        f'  octavo generate "Why is the sky blue?" --temperature 0{port}',
         f"  grpcurl -plaintext -d {body} \\",
         f"    {stack.target} octavo.v1.InferenceService/Generate",
     ]
