@@ -15,7 +15,7 @@ from tests.e2e.prompts import prompts
 # In full (OCTAVO_FULL=1), transformers' generate runs for all prompts; in short, for a
 # few, and the rest is judged by one forward pass each, which is the same by induction.
 FULL = bool(os.environ.get("OCTAVO_FULL"))
-NUM_PROMPTS = 32 if FULL else 16
+NUM_PROMPTS = 32 if FULL else 10
 NUM_TOKENS = 64 if FULL else 12
 NUM_GENERATED = NUM_PROMPTS if FULL else 2
 
@@ -48,7 +48,8 @@ def check(judge: Judge, outputs: list[list[int]]) -> None:
         assert output == judge.generate(judge.encode(text), NUM_TOKENS), text
 
 
-@pytest.mark.parametrize("block_size", [8, 16, 32])
+# Blocks of 16 are those of the stack that most other tests share.
+@pytest.mark.parametrize("block_size", [8, 16, 32] if FULL else [8, 32])
 async def test_greedy_equals_transformers(serve: Serve, judge: Judge, block_size: int) -> None:
     """In fp32, many prompts at once give transformers' own tokens at every block size."""
     async with serve(dtype="float32", block_size=block_size) as (client, _):
