@@ -21,7 +21,7 @@ from tests.support.json_mutation import broken_body
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_BODIES = 10_000 if os.environ.get("OCTAVO_FULL") else 200
+NUM_BODIES = 10_000 if os.environ.get("OCTAVO_FULL") else 120
 AT_ONCE = 16
 DEADLINE_SECONDS = 6  # after it the client leaves, which is no fault of the gateway
 CLIENTS_FAULT = {400, 401, 404, 413, 422, 429}

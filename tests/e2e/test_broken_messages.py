@@ -23,7 +23,7 @@ from tests.support.stream_grammar import check_refusal
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-NUM_MESSAGES = 10_000 if os.environ.get("OCTAVO_FULL") else 300
+NUM_MESSAGES = 10_000 if os.environ.get("OCTAVO_FULL") else 200
 AT_ONCE = 24
 MOST_EVENTS = 3  # of what was accepted after all; then the client leaves
 DEADLINE_SECONDS = 6  # the client's own, and no fault of the service
