@@ -6,7 +6,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 PYTEST=("${VENV:-.venv}/bin/python" -P -m pytest -m 'not gpu and not slow')
-HALF=(tests/kernels tests/property tests/unit)
+HALF=(tests/kernels tests/property tests/unit tests/integration)
 
 if (($#)); then
   exec "${PYTEST[@]}" "$@"
