@@ -68,7 +68,7 @@ class Flags(Generic[S]):
                 self.settings, root_parser=self._parser(), add_argument_method=self._add
             )(args=list(args))
             # a keyword that BaseSettings adds and mypy cannot see
-            return self.settings(_cli_settings_source=source)  # type: ignore[call-arg]
+            return self.settings(_cli_settings_source=source)  # type: ignore[call-arg]  # see above
         except ValidationError as error:
             raise self.error(self._explain(error.errors()[0])) from None
         except SettingsError as error:

@@ -65,9 +65,8 @@ class Exchange:
         if not headers:
             return None
         # Of several one would count here, and another for a proxy.
-        scheme, _, key = (
-            headers[0].replace("\t", " ").partition(" ") if len(headers) == 1 else ("", "", "")
-        )
+        header = headers[0] if len(headers) == 1 else ""
+        scheme, _, key = header.replace("\t", " ").partition(" ")
         key = key.strip()
         if scheme.lower() != "bearer" or not _KEY.fullmatch(key) or len(key) > _MAX_KEY_CHARACTERS:
             raise ApiError(
