@@ -44,5 +44,5 @@ def configure_logging(level: str, form: Literal["auto", "console", "json"]) -> N
         ],
         wrapper_class=structlog.stdlib.BoundLogger,
         logger_factory=structlog.stdlib.LoggerFactory(),
-        cache_logger_on_first_use=True,
+        cache_logger_on_first_use=False,
     )

@@ -7,12 +7,10 @@ import logging
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pydantic
 import pytest
-import structlog
 from octavo.addresses import is_loopback
 from octavo.settings import parse_address
 
@@ -178,17 +176,6 @@ def test_the_exit_status_tells_bad_flags_from_the_rest(tmp_path: Path) -> None:
     assert run("--help").returncode == 0
 
 
-@pytest.fixture
-def logging_restored() -> Iterator[None]:
-    root = logging.getLogger()
-    handlers, level = root.handlers, root.level
-    yield
-    root.handlers = handlers
-    root.setLevel(level)
-    structlog.reset_defaults()
-
-
-@pytest.mark.usefixtures("logging_restored")
 def test_json_logs_carry_the_bound_ids(capsys: pytest.CaptureFixture[str]) -> None:
     """One object per line on stderr, from structlog and the standard library alike."""
     configure_logging("info", "json")
@@ -206,7 +193,6 @@ def test_json_logs_carry_the_bound_ids(capsys: pytest.CaptureFixture[str]) -> No
     assert lines[1]["level"] == "warning"
 
 
-@pytest.mark.usefixtures("logging_restored")
 def test_tracebacks_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
     """An unexpected exception is in the log with its place, in both forms."""
     for form in ("json", "console"):
