@@ -19,6 +19,7 @@ from octavo.settings import Flags, bad, parse_address, settings_config, split_li
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
+from scheduler_svc.discovery import DNS_PREFIX
 from scheduler_svc.errors import StartupError
 
 ENV_PREFIX = "OCTAVO_SCHEDULER_"
@@ -44,10 +45,13 @@ _METAVARS = {
     "max_num_batched_tokens": "TOKENS",
     "max_num_seqs": "N",
     "max_queue": "N",
+    "max_queue_seconds": "SECONDS",
     "max_model_len": "TOKENS",
     "watermark": "FRACTION",
     "max_steps_in_flight": "N",
     "step_timeout_seconds": "SECONDS",
+    "min_step_timeout_seconds": "SECONDS",
+    "orphan_timeout_seconds": "SECONDS",
     "claim_timeout_seconds": "SECONDS",
     "grace_seconds": "SECONDS",
     "reader_timeout_seconds": "SECONDS",
@@ -59,6 +63,7 @@ _DEFAULTS_IN_WORDS = {
     "model_store": f"OCTAVO_MODEL_STORE if set, else {DEFAULT_MODEL_STORE}",
     "scheduler_id": "made of host, process and a random part",
     "max_model_len": "0, the model's own",
+    "max_queue_seconds": "0, any",
     "max_request_bytes": "4194304, 4 MiB",
     "tls_cert": "no TLS",
     "tls_key": "no TLS",
@@ -130,7 +135,8 @@ class SchedulerConfig(BaseSettings):
     )
     executors: Annotated[tuple[str, ...], NoDecode] = Field(
         ("127.0.0.1:50061",),
-        description="HOST:PORT of each executor, separated by commas.",
+        description="HOST:PORT of each executor, separated by commas; dns:///NAME:PORT stands "
+        "for all addresses of a name, which is resolved again every 5 seconds.",
     )
     executor_ca: Path | None = Field(
         None,
@@ -162,6 +168,13 @@ class SchedulerConfig(BaseSettings):
     max_queue: int = Field(
         1024, ge=1, description="Requests that may wait; more are refused with a retry delay."
     )
+    max_queue_seconds: float = Field(
+        0.0,
+        ge=0.0,
+        le=86400.0,
+        description="Seconds that a new request may have to wait, judged by the last ones; above "
+        "it is refused at once with a retry delay.",
+    )
     max_model_len: int = Field(0, ge=0, description="Longest context in tokens, prompt and output.")
     watermark: float = Field(
         0.01,
@@ -190,7 +203,21 @@ class SchedulerConfig(BaseSettings):
         60.0,
         gt=0.0,
         le=3600.0,
-        description="Seconds a step may take before its executor counts as hung.",
+        description="Seconds that a step may take at most before its executor counts as hung. "
+        "Once steps are known, 20 times the longest of the last.",
+    )
+    min_step_timeout_seconds: float = Field(
+        5.0,
+        gt=0.0,
+        le=3600.0,
+        description="Seconds that a step may always take, however short the last ones were.",
+    )
+    orphan_timeout_seconds: float = Field(
+        120.0,
+        gt=0.0,
+        le=86400.0,
+        description="Seconds that running requests wait for an executor after theirs was lost "
+        "and there is no other.",
     )
     claim_timeout_seconds: float = Field(
         10.0,
@@ -254,7 +281,7 @@ class SchedulerConfig(BaseSettings):
         if not value:
             raise bad("at least one HOST:PORT")
         for address in value:
-            if parse_address(address)[1] == 0:
+            if parse_address(address.removeprefix(DNS_PREFIX))[1] == 0:
                 raise bad("a list of HOST:PORT with ports from 1 to 65535")
         if len(set(value)) != len(value):
             raise bad("a list without repetitions")

@@ -3,8 +3,9 @@
     servicer -> Engine.submit -> a session's core        (a request, by value)
     servicer <- TokenStream   <- outcomes of the core    (tokens, by value)
 
-The engine routes a request to a session, hands outcomes to streams, and drains. All of
-it runs on one event loop; the core is called from nowhere else.
+The fleet gives a request to a session and takes it to another one when that is lost; the
+engine hands outcomes to streams, and drains. All of it runs on one event loop; the core is
+called from nowhere else.
 """
 
 from __future__ import annotations
@@ -21,8 +22,9 @@ from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import Outcome
-from scheduler_svc.errors import DuplicateRequest, RequestFailed, Unavailable
+from scheduler_svc.errors import DuplicateRequest, OctavoError, RequestFailed, Unavailable
 from scheduler_svc.executor_session import ExecutorSession
+from scheduler_svc.fleet import Fleet
 from scheduler_svc.stream import TokenStream
 
 _log = structlog.get_logger()
@@ -45,9 +47,7 @@ class Engine:
     stream that is let go of has ended for its reader.
 
     Attributes:
-        sessions: one per executor.
         is_draining: nothing new is taken.
-        died: done, with the reason, once the engine cannot go on.
     """
 
     def __init__(self, config: SchedulerConfig, fingerprint: str) -> None:
@@ -57,37 +57,35 @@ class Engine:
             config: the service's settings.
             fingerprint: of the model; executors with another one are refused.
         """
-        self.sessions = [
-            ExecutorSession(address, config, fingerprint, self._deliver)
-            for address in config.executors
-        ]
+        self._fleet = Fleet(config, fingerprint, self)
         self.is_draining = False
         self._streams: dict[str, TokenStream] = {}
         self._owners: dict[str, ExecutorSession] = {}
-        self._tasks: list[asyncio.Task[None]] = []
-        self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._idle = asyncio.Event()
         self._idle.set()
 
     # -- life ----------------------------------------------------------------------
 
+    @property
+    def sessions(self) -> list[ExecutorSession]:
+        """One per executor."""
+        return self._fleet.sessions
+
+    @property
+    def died(self) -> asyncio.Future[BaseException]:
+        """Done, with the reason, once the engine cannot go on."""
+        return self._fleet.died
+
     async def start(self) -> None:
         """Begin to connect to the executors."""
-        self._tasks = [asyncio.create_task(session.run()) for session in self.sessions]
-        for task in self._tasks:
-            task.add_done_callback(self._note_end)
-
-    def _note_end(self, task: asyncio.Task[None]) -> None:
-        """A session runs for ever: if it ends by an error, its core cannot be trusted."""
-        if not task.cancelled() and not self.died.done():
-            self.died.set_result(task.exception() or RuntimeError("a session ended"))
+        await self._fleet.start()
 
     async def drain(self, grace_seconds: float) -> int:
-        """Take no new requests and let the live ones finish.
+        """Take no new requests and let the live ones finish; idle executors are given back.
 
         Returns: how many were cut off because the grace was over.
         """
-        self.is_draining = True
+        self.is_draining = self._fleet.is_draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
         left = list(self._streams.values())
@@ -98,9 +96,7 @@ class Engine:
 
     async def stop(self) -> None:
         """Let go of the executors."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._fleet.stop()
 
     @property
     def is_healthy(self) -> bool:
@@ -123,9 +119,7 @@ class Engine:
             raise Unavailable("the scheduler is shutting down")
         if request.request_id in self._streams:
             raise DuplicateRequest(f"request_id {request.request_id!r} is in use")
-        session = self._route()
-        assert session.core is not None
-        session.core.add(request)
+        session = self._fleet.place(request)
         stream = TokenStream(request, self._stop, self._cancel)
         self._streams[request.request_id] = stream
         self._owners[request.request_id] = session
@@ -146,13 +140,6 @@ class Engine:
             dtype=found[0].dtype,
         )
 
-    def _route(self) -> ExecutorSession:
-        connected = [s for s in self.sessions if s.connected]
-        if not connected:
-            reasons = "; ".join(f"{s.address}: {s.last_error}" for s in self.sessions)
-            raise Unavailable(f"no executor is connected ({reasons})")
-        return min(connected, key=lambda s: s.load_tokens)
-
     def _stop(self, request_id: str, sample_index: int) -> None:
         session = self._owners.get(request_id)
         if session is not None and session.core is not None:
@@ -169,7 +156,18 @@ class Engine:
 
     # -- outcomes ------------------------------------------------------------------
 
-    def _deliver(self, core: Scheduler, outcome: Outcome) -> None:
+    def note_place(self, request_id: str, session: ExecutorSession) -> None:
+        """A request has moved to another executor."""
+        self._owners[request_id] = session
+
+    def give_up(self, request_id: str, error: OctavoError) -> None:
+        """A request has waited too long for an executor."""
+        stream = self._streams.get(request_id)
+        if stream is not None:
+            stream.fail(error)
+            self._forget(request_id)
+
+    def deliver(self, core: Scheduler, outcome: Outcome) -> None:
         """Hand what happened in a core to the streams of its requests."""
         streams = self._streams
         now = time.monotonic()

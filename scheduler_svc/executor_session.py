@@ -1,22 +1,23 @@
 """One executor as the scheduler holds it: a core, a claim, a stream of plans.
 
-    connect -> Describe -> claim (a higher epoch) -> plans out, results in
-        ^                                                   │
-        └──── back-off <── lost: error, hang, mismatch <────┘
+    connect -> Describe, every second -> claim (a higher epoch) -> plans out, results in
+        ^          ^                                                     │
+        │          └──── left: given back, or it drains <────────────────┤
+        └─────── back-off <── lost: error, hang, mismatch <──────────────┘
 
-The core outlives the connection: when the executor comes back, every request that ran
-is computed again from the tokens that the core holds, in its old place. Two tasks share
-the connection. One writes plans whenever it is woken (a new request, a result, a
-cancel); one reads results, applies them and wakes the other. Neither waits for the
-other, so the executor holds the next plan before it finishes the current one.
+The core outlives the connection: its requests wait in it until it is back, or are taken
+to another one (fleet.py). Three tasks share the connection. One writes plans whenever it
+is woken (a new request, a result, a cancel); one reads results, applies them and wakes the
+other; one asks the executor every second who else is there. None waits for another, so
+the executor holds the next plan before it finishes the current one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
-from collections.abc import Callable
-from typing import Any
+from typing import Any, Protocol
 
 import grpc
 import structlog
@@ -26,39 +27,60 @@ from octavo.v1 import executor_pb2_grpc
 
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.state import CoreConfig, Outcome
-from scheduler_svc.core.step import StepErrorKind
+from scheduler_svc.core.state import Outcome
+from scheduler_svc.core.step import StepError, StepErrorKind
+from scheduler_svc.executor_link import (
+    EOF,
+    ExecutorDied,
+    ExecutorLost,
+    Seen,
+    StepFailed,
+    check,
+    claim,
+    core_config,
+    explain_end,
+    open_channel,
+)
+from scheduler_svc.step_deadline import StepDeadline
 from scheduler_svc.translation import plan_to_proto, result_from_proto
 
 _log = structlog.get_logger()
 
-_EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs of grpc lack it
-_MAX_MESSAGE_BYTES = 64 * 1024 * 1024
-_MAX_EPOCH = 2**62
 _MIN_BACKOFF_SECONDS = 0.1
-_MAX_BACKOFF_SECONDS = 2.0
-_CHANNEL_OPTIONS = (
-    ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
-    ("grpc.keepalive_time_ms", 10_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1_000),
-)
+_MAX_BACKOFF_SECONDS = 0.5
+_POLL_SECONDS = 1.0
+_WATCH_SECONDS = 0.25
+_GOODBYE_SECONDS = 1.0
 
 
-class ExecutorLost(Exception):
-    """The executor cannot be used now; the message says why in one line."""
+class SessionOwner(Protocol):
+    """Who decides what a session is for; all calls come from the event loop."""
+
+    @property
+    def is_draining(self) -> bool:
+        """The scheduler is shutting down."""
+
+    def may_claim(self, session: ExecutorSession) -> bool:
+        """Whether a free executor should be claimed."""
+
+    def deliver(self, core: Scheduler, outcome: Outcome) -> None:
+        """Take what happened in a core."""
+
+    def note_change(self) -> None:
+        """A session was claimed, lost, or begins to drain."""
 
 
 class ExecutorSession:
     """Plans for one executor and takes its results, across connections.
 
     Attributes:
-        core: the scheduler core; None until the executor was first described.
+        core: the scheduler core; None until the executor was first claimed.
         description: what the executor said of itself; None until then.
-        connected: the claim holds.
+        connected: the claim holds, and plans flow.
+        is_claiming: a claim is on its way.
+        is_draining: the executor is shutting down.
+        seen: its last answer; None if it does not answer.
+        lost_at: when the claim ended, in monotonic seconds.
     """
 
     def __init__(
@@ -66,7 +88,8 @@ class ExecutorSession:
         address: str,
         config: SchedulerConfig,
         fingerprint: str,
-        on_outcome: Callable[[Scheduler, Outcome], None],
+        owner: SessionOwner,
+        server_name: str = "",
     ) -> None:
         """Prepare; `run` connects.
 
@@ -74,22 +97,29 @@ class ExecutorSession:
             address: HOST:PORT of the executor.
             config: the service's settings.
             fingerprint: of the model served; "" accepts any.
-            on_outcome: called after every step and cancel with what happened.
+            owner: is told what happens.
+            server_name: that the executor's certificate carries; "": the address's host.
         Raises:  TlsError: if the files of the TLS to executors cannot be used.
         """
         self.address = address
         self.core: Scheduler | None = None
         self.description: pb.DescribeResponse | None = None
         self.connected = False
+        self.is_claiming = False
+        self.is_draining = False
+        self.seen: Seen | None = None
+        self.lost_at = time.monotonic()
         self.last_error = "not connected yet"
         self.epoch = 0
         self._config = config
         self._fingerprint = fingerprint
-        self._on_outcome = on_outcome
+        self._owner = owner
         files = config.executor_files
-        self._tls = None if files is None else ClientTls(files, config.executor_server_name)
+        self._tls = None if files is None else ClientTls(files, server_name)
         self._wake = asyncio.Event()
+        self._left = asyncio.Event()
         self._last_progress = time.monotonic()
+        self._deadline = StepDeadline(config.min_step_timeout_seconds, config.step_timeout_seconds)
         # Halved whenever the executor runs out of memory in a step.
         self._budget_cap = config.max_num_batched_tokens
 
@@ -102,102 +132,141 @@ class ExecutorSession:
     def deliver(self) -> None:
         """Hand on what happened in the core since the last time."""
         if self.core is not None:
-            self._on_outcome(self.core, self.core.take_outcome())
+            self._owner.deliver(self.core, self.core.take_outcome())
+
+    def leave(self) -> None:
+        """Give the executor back, at once: nothing more is planned or taken in."""
+        self.connected = False
+        self.lost_at = time.monotonic()
+        self._left.set()
+
+    @property
+    def takes_requests(self) -> bool:
+        """New work may go here."""
+        return self.connected and not self.is_draining
 
     @property
     def is_stalled(self) -> bool:
         """Steps are in flight and none has come back for too long."""
-        return self._oldest_wait() > self._config.step_timeout_seconds
+        return self._oldest_wait() > self._deadline.seconds
 
     @property
     def load_tokens(self) -> int:
-        """Tokens of all requests that this executor has yet to finish, roughly."""
-        if self.core is None:
-            return 0
-        groups = self.core.state.groups.values()
-        return sum(len(g.request.prompt_tokens) + g.request.max_tokens for g in groups)
+        """Tokens that the requests here take at most."""
+        return 0 if self.core is None else self.core.state.load_tokens
 
     async def run(self) -> None:
-        """Keep the executor claimed and fed until cancelled."""
+        """Keep the executor claimed and fed, as far as it is ours, until cancelled."""
         backoff = _MIN_BACKOFF_SECONDS
         while True:
             started = time.monotonic()
             try:
-                await self._connect_and_serve()
+                async with open_channel(self.address, self._tls) as channel:
+                    await self._follow(executor_pb2_grpc.ExecutorServiceStub(channel))
+            except StepFailed as failed:
+                self._note_lost(str(failed))
             except ExecutorLost as lost:
-                self._note_lost(str(lost))
+                self._end(str(lost), is_silent=isinstance(lost, ExecutorDied))
             except grpc.aio.AioRpcError as error:
-                self._note_lost(f"{error.code().name}: {error.details()}")
+                is_silent = error.code() is not grpc.StatusCode.FAILED_PRECONDITION
+                self._end(f"{error.code().name}: {error.details()}", is_silent=is_silent)
             if time.monotonic() - started > _MAX_BACKOFF_SECONDS:
                 backoff = _MIN_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _MAX_BACKOFF_SECONDS)
 
+    def _end(self, reason: str, *, is_silent: bool) -> None:
+        """The executor is gone: say so, blame who has to be, and let its requests move on."""
+        self.seen = None
+        self.is_draining = False
+        self._deadline.forget()
+        self._note_lost(reason)
+        if self.core is None:
+            return
+        self.core.lose(reason if is_silent else None)
+        self.deliver()
+        self._owner.note_change()
+
     # -- one connection ------------------------------------------------------------
 
-    async def _connect_and_serve(self) -> None:
+    async def _follow(self, stub: executor_pb2_grpc.ExecutorServiceStub) -> None:
+        """Ask, and claim whenever the executor is free and should be ours."""
+        while True:
+            described = await self._describe(stub)
+            if described.owner in ("", self._config.scheduler_id) and self._may_claim(described):
+                await self._claim_and_serve(stub, described)
+            else:
+                self._note_lost(self._why_not(described))
+                await asyncio.sleep(_POLL_SECONDS)
+
+    async def _describe(self, stub: executor_pb2_grpc.ExecutorServiceStub) -> pb.DescribeResponse:
+        """Ask what the executor is, and remember whom it knows.
+
+        Raises:  ExecutorLost: if it is none of ours.
+        """
+        # Who is about to leave does not count among those that share executors.
+        name = "" if self._owner.is_draining else self._config.scheduler_id
+        request = pb.DescribeRequest(scheduler_id=name)
+        described: pb.DescribeResponse = await stub.Describe(  # type: ignore[misc]  # typed as if blocking
+            request, timeout=self._config.claim_timeout_seconds
+        )
+        check(described, self._fingerprint, self._config.model)
+        self.seen = Seen(described.owner, tuple(described.schedulers), time.monotonic())
+        if described.draining is not self.is_draining:
+            self.is_draining = described.draining
+            self._owner.note_change()
+        return described
+
+    def _may_claim(self, described: pb.DescribeResponse) -> bool:
+        return not described.draining and self._owner.may_claim(self)
+
+    def _why_not(self, described: pb.DescribeResponse) -> str:
+        if described.owner not in ("", self._config.scheduler_id):
+            return f"is owned by scheduler {described.owner}"
+        return "is shutting down" if described.draining else "is left to other schedulers"
+
+    async def _claim_and_serve(
+        self, stub: executor_pb2_grpc.ExecutorServiceStub, described: pb.DescribeResponse
+    ) -> None:
         timeout = self._config.claim_timeout_seconds
-        async with self._channel() as channel:
-            stub = executor_pb2_grpc.ExecutorServiceStub(channel)
-            description = await stub.Describe(pb.DescribeRequest(), timeout=timeout)
-            self._check(description)
-            call: Any = stub.Run()  # type: ignore[call-arg]  # grpc.aio takes no iterator to write
+        self.is_claiming = True
+        self._left.clear()
+        call: Any = stub.Run()  # type: ignore[call-arg]  # grpc.aio takes no iterator to write
+        try:
             try:
-                description = await asyncio.wait_for(self._claim(call, description), timeout)
-                self._begin(description)
-                await self._serve(call)
+                async with asyncio.timeout(timeout):
+                    description = await self._claim(call, described)
             except TimeoutError as error:
                 raise ExecutorLost(f"did not answer the claim within {timeout:g} s") from error
-            finally:
+            self._begin(description)
+            await self._serve(stub, call)
+            await _say_goodbye(call)
+        finally:
+            self.is_claiming = False
+            if self.connected:
                 self.connected = False
-                call.cancel()
-
-    def _channel(self) -> grpc.aio.Channel:
-        """Open a channel, with the certificates of this moment."""
-        if self._tls is None:
-            return grpc.aio.insecure_channel(self.address, options=_CHANNEL_OPTIONS)
-        options = (*_CHANNEL_OPTIONS, *self._tls.options)
-        return grpc.aio.secure_channel(self.address, self._tls.credentials(), options=options)
+                self.lost_at = time.monotonic()
+            call.cancel()
 
     async def _claim(self, call: Any, described: pb.DescribeResponse) -> pb.DescribeResponse:
         self.epoch = max(self.epoch, described.epoch) + 1
-        claim = pb.Claim(
+        message = pb.Claim(
             scheduler_id=self._config.scheduler_id,
             fingerprint=self._fingerprint,
             block_size=self.description.block_size if self.description else 0,
         )
-        await call.write(pb.StepPlan(epoch=self.epoch, claim=claim))
-        answer = await call.read()
-        if answer is _EOF:
-            raise ExecutorLost(f"{(await call.code()).name}: {await call.details()}")
-        return answer.description  # type: ignore[no-any-return]  # the stub is untyped
-
-    def _check(self, description: pb.DescribeResponse) -> None:
-        """Refuse an executor that is not ours to claim.
-
-        A live owner is not robbed: an executor whose owner is gone says so, and only then
-        is it free (a scheduler that is cut off stops answering its keep-alives).
-        """
-        expected, found = self._fingerprint, description.fingerprint
-        if expected and found and expected != found:
-            raise ExecutorLost(
-                f"serves another model: its fingerprint is {found} ({description.model}), "
-                f"this scheduler's is {expected} ({self._config.model})"
-            )
-        if description.owner not in ("", self._config.scheduler_id):
-            raise ExecutorLost(f"is owned by scheduler {description.owner}")
-        if description.epoch >= _MAX_EPOCH:
-            raise ExecutorLost(f"reports epoch {description.epoch}, beyond all that are claimed")
+        return await claim(call, self.epoch, message)
 
     def _begin(self, description: pb.DescribeResponse) -> None:
         """Start, or go on, with an executor that has no rows."""
-        core_config = self._core_config(description)
+        config = core_config(self._config, description, self._budget_cap)
         if self.core is None:
-            self.core = Scheduler(core_config)
+            self.core = Scheduler(config)
         else:
-            self.core.restart(core_config)
+            self.core.restart(config)
         self.description = description
         self.connected = True
+        self.is_claiming = False
         self.last_error = ""
         self._last_progress = time.monotonic()
         self._wake.set()
@@ -209,37 +278,25 @@ class ExecutorSession:
             block_size=description.block_size,
             dtype=description.dtype,
         )
+        self._owner.note_change()
 
-    def _core_config(self, description: pb.DescribeResponse) -> CoreConfig:
-        config = self._config
-        budget = min(
-            config.max_num_batched_tokens, description.max_num_batched_tokens, self._budget_cap
-        )
-        num_seqs = min(config.max_num_seqs, description.max_num_rows, budget - 1)
-        return CoreConfig(
-            num_blocks=description.num_device_blocks,
-            block_size=description.block_size,
-            num_host_blocks=description.num_host_blocks,
-            max_num_batched_tokens=budget,
-            max_num_seqs=num_seqs,
-            max_queue=config.max_queue,
-            watermark=config.watermark,
-            max_steps_in_flight=config.max_steps_in_flight,
-            preemption=config.preemption,
-            policy=config.policy,
-            prefix_cache=config.prefix_cache,
-        )
+    async def _serve(self, stub: executor_pb2_grpc.ExecutorServiceStub, call: Any) -> None:
+        """Feed the executor until it is left.
 
-    async def _serve(self, call: Any) -> None:
+        Raises:  ExecutorLost, AioRpcError: if it is lost.
+        """
         tasks = [
             asyncio.create_task(self._write_plans(call)),
             asyncio.create_task(self._read_results(call)),
             asyncio.create_task(self._watch_progress()),
+            asyncio.create_task(self._keep_asking(stub)),
+            asyncio.create_task(self._left.wait()),
         ]
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
+            if not self._left.is_set():
+                for task in done:
+                    task.result()
         finally:
             for task in tasks:
                 task.cancel()
@@ -251,7 +308,7 @@ class ExecutorSession:
         while True:
             await self._wake.wait()
             self._wake.clear()
-            while True:
+            while self.connected:
                 plan = core.plan(time.monotonic())
                 self.deliver()
                 if plan is None:
@@ -259,34 +316,62 @@ class ExecutorSession:
                     break
                 if len(core.state.in_flight) == 1:
                     self._last_progress = time.monotonic()
-                await call.write(plan_to_proto(plan, self.epoch))
+                try:
+                    await call.write(plan_to_proto(plan, self.epoch))
+                except asyncio.InvalidStateError:
+                    # The stream has ended; who reads from it knows why.
+                    await asyncio.sleep(_GOODBYE_SECONDS)
+                    raise ExecutorDied("the stream of plans has ended") from None
 
     async def _read_results(self, call: Any) -> None:
         core = self.core
         assert core is not None
         while True:
             message = await call.read()
-            if message is _EOF:
-                raise ExecutorLost(f"{(await call.code()).name}: {await call.details()}")
+            if not self.connected:
+                return
+            if message is EOF:
+                raise await explain_end(call, is_expected=self.is_draining)
+            if message.draining:
+                _log.info("executor_drains", executor=self.address)
+                self.is_draining = True
+                self._owner.note_change()
+                continue
             result = result_from_proto(message)
             if result.error is not None:
-                core.fail(result.error)
-                self.deliver()
-                if result.error.kind is StepErrorKind.OUT_OF_MEMORY:
-                    self._budget_cap = max(2, core.state.config.max_num_batched_tokens // 2)
-                kind, reason = result.error.kind.value, result.error.message
-                raise ExecutorLost(f"step {result.step_id} failed ({kind}): {reason}")
+                self._fail(core, result.step_id, result.error)
             core.apply(result)
-            self._last_progress = time.monotonic()
+            now = time.monotonic()
+            self._deadline.observe(now - self._last_progress)
+            self._last_progress = now
             self.deliver()
             self._wake.set()
 
-    async def _watch_progress(self) -> None:
-        timeout = self._config.step_timeout_seconds
+    def _fail(self, core: Scheduler, step_id: int, error: StepError) -> None:
+        """Take in that a step failed: the executor has no rows any more.
+
+        Raises:  StepFailed: always.
+        """
+        core.fail(error)
+        self.deliver()
+        if error.kind is StepErrorKind.OUT_OF_MEMORY:
+            self._budget_cap = max(2, core.state.config.max_num_batched_tokens // 2)
+        raise StepFailed(f"step {step_id} failed ({error.kind.value}): {error.message}")
+
+    async def _keep_asking(self, stub: executor_pb2_grpc.ExecutorServiceStub) -> None:
+        """Stay known to the executor, and see who else is there; the stream tells of failures."""
         while True:
-            await asyncio.sleep(min(1.0, timeout / 4))
+            await asyncio.sleep(_POLL_SECONDS)
+            try:
+                await self._describe(stub)
+            except grpc.aio.AioRpcError as error:
+                _log.debug("describe_failed", executor=self.address, reason=error.details())
+
+    async def _watch_progress(self) -> None:
+        while True:
+            await asyncio.sleep(min(_WATCH_SECONDS, self._config.step_timeout_seconds / 4))
             if self.is_stalled:
-                raise ExecutorLost(f"no result for {timeout:g} s")
+                raise ExecutorDied(f"no result for {self._deadline.seconds:g} s")
 
     def _oldest_wait(self) -> float:
         if self.core is None or not self.core.state.in_flight:
@@ -302,3 +387,11 @@ class ExecutorSession:
             _log.info("executor_awaited", executor=self.address, reason=reason)
         else:
             _log.warning("executor_lost", executor=self.address, reason=reason)
+
+
+async def _say_goodbye(call: Any) -> None:
+    """End a stream in order, so that the executor is free at once; but wait for nobody long."""
+    with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
+        async with asyncio.timeout(_GOODBYE_SECONDS):
+            await call.done_writing()
+            await call.code()

@@ -83,7 +83,7 @@ class SchedulerServer:
                 ("grpc.max_receive_message_length", self.config.max_request_bytes),
                 ("grpc.so_reuseport", 0),
                 # Clients may ping this often while nothing is sent.
-                ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+                ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
                 ("grpc.max_concurrent_streams", self.config.max_connection_calls),
                 # Both: between two different bounds gRPC refuses by chance.
                 ("grpc.max_metadata_size", _MAX_METADATA_BYTES),

@@ -1,8 +1,13 @@
-"""Which addresses are this machine's alone."""
+"""Addresses: how they are written, and which are this machine's alone."""
 
 from __future__ import annotations
 
 import ipaddress
+
+
+def join_address(host: str, port: int) -> str:
+    """Give HOST:PORT; an IPv6 address gets its brackets."""
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def is_loopback(host: str) -> bool:

@@ -88,7 +88,11 @@ def _executor(
     session: ExecutorSession, include_sequences: bool, include_blocks: bool
 ) -> admin_pb2.ExecutorState:
     message = admin_pb2.ExecutorState(
-        address=session.address, connected=session.connected, epoch=session.epoch
+        address=session.address,
+        connected=session.connected,
+        epoch=session.epoch,
+        draining=session.is_draining,
+        load_tokens=session.load_tokens,
     )
     if session.core is None:
         return message

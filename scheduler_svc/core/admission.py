@@ -10,6 +10,10 @@ from scheduler_svc.core import preemption, prefill
 from scheduler_svc.core.cost import CostModel
 from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.state import SchedulerState
+from scheduler_svc.errors import QueueFull
+
+_MIN_RETRY_SECONDS = 1.0
+_MAX_RETRY_SECONDS = 30.0
 
 
 def admit(state: SchedulerState, budget: int, now: float) -> None:
@@ -29,6 +33,35 @@ def admit(state: SchedulerState, budget: int, now: float) -> None:
             if seq.row is None and budget > 0:
                 budget -= prefill.prefill_chunk(state, seq, budget)
         state.prefilling = _in_order(state, group)
+
+
+def check_queue(state: SchedulerState, now: float) -> None:
+    """Refuse early what would wait too long, before it costs anybody anything.
+
+    Raises:  QueueFull: with the wait that is expected.
+    """
+    num_waiting, config = len(state.waiting), state.config
+    wait = state.queue_wait.estimate(num_waiting, now)
+    is_slow = wait is not None and 0 < config.max_queue_seconds < wait
+    if num_waiting < config.max_queue and not is_slow:
+        return
+    expected = "" if wait is None else f", which takes about {wait:.1f} s"
+    delay = min(max(wait or 0.0, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
+    raise QueueFull(f"{num_waiting} requests are waiting{expected}", retry_seconds=delay)
+
+
+def misfit(state: SchedulerState, group: SequenceGroup) -> str | None:
+    """Say why the group could not run even alone; None if it could."""
+    needed, total = state.blocks.worst_case(group), state.config.num_blocks
+    if needed > total:
+        return (
+            f"prompt of {len(group.request.prompt_tokens)} tokens with max_tokens "
+            f"{group.request.max_tokens} needs {needed} KV blocks at its longest; "
+            f"the whole pool has {total} of {state.config.block_size} tokens"
+        )
+    if group.max_rows > state.config.max_num_seqs:
+        return f"{group.max_rows} sequences at once; max_num_seqs is {state.config.max_num_seqs}"
+    return None
 
 
 def make_room_for_urgent(state: SchedulerState, costs: CostModel) -> None:
@@ -133,6 +166,7 @@ def _enter(state: SchedulerState, group: SequenceGroup, now: float) -> None:
         state.waiting.pop()
         group.admitted_at = now
         state.outcome.admitted.append(group)
+        state.queue_wait.note_admission(now)
     else:
         state.preempted.remove(group)
     if group.uses_cache:

@@ -27,6 +27,16 @@ def root_hash(request: Request) -> bytes:
     return digest.digest()
 
 
+def prompt_hashes(request: Request, block_size: int) -> list[bytes]:
+    """Hash the blocks of a prompt that a cache may hold: the last token is computed anyway."""
+    tokens = request.prompt_tokens
+    parent, hashes = root_hash(request), []
+    for first in range(0, (len(tokens) - 1) // block_size * block_size, block_size):
+        parent = _next_hash(parent, tokens[first : first + block_size])
+        hashes.append(parent)
+    return hashes
+
+
 def extend_hashes(seq: Sequence, num_blocks: int, block_size: int) -> list[bytes]:
     """Hash the sequence's first `num_blocks` blocks, keeping those already hashed.
 
@@ -35,9 +45,12 @@ def extend_hashes(seq: Sequence, num_blocks: int, block_size: int) -> list[bytes
     hashes = seq.block_hashes
     for first in range(len(hashes) * block_size, num_blocks * block_size, block_size):
         parent = hashes[-1] if hashes else root_hash(seq.group.request)
-        tokens = array("I", seq.tokens[first : first + block_size])
-        hashes.append(sha256(parent + tokens.tobytes()).digest())
+        hashes.append(_next_hash(parent, seq.tokens[first : first + block_size]))
     return hashes
+
+
+def _next_hash(parent: bytes, tokens: list[int]) -> bytes:
+    return sha256(parent + array("I", tokens).tobytes()).digest()
 
 
 def lineage(request: Request) -> int:

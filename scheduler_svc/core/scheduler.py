@@ -25,24 +25,32 @@ Decodes first, so that no prompt, however long, stalls the streams.
 from __future__ import annotations
 
 import heapq
+from collections.abc import Iterable
+from itertools import takewhile
 
-from scheduler_svc.core import admission, beam, preemption, prefill, prefix_cache, results
+from scheduler_svc.core import (
+    admission,
+    beam,
+    preemption,
+    prefill,
+    prefix_cache,
+    recovery,
+    results,
+)
 from scheduler_svc.core.cost import CostModel
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.state import CoreConfig, Outcome, SchedulerState
 from scheduler_svc.core.step import (
     StepError,
-    StepErrorKind,
     StepPlan,
     StepRecord,
     StepResult,
     row_of,
 )
-from scheduler_svc.errors import DuplicateRequest, NeverFits, QueueFull
+from scheduler_svc.errors import DuplicateRequest, NeverFits
 
 _ACCOUNT_EVERY_STEPS = 8
-_MAX_FAILURES = 3
 
 
 class Scheduler:
@@ -62,37 +70,27 @@ class Scheduler:
 
     # -- requests ------------------------------------------------------------------
 
-    def add(self, request: Request) -> SequenceGroup:
-        """Take a request into the queue.
+    def add(self, request: Request, hashes: Iterable[bytes] = ()) -> SequenceGroup:
+        """Take a validated request into the queue.
+
+        `hashes` are those of its prompt's first full blocks, if they are known already.
 
         Raises:
             DuplicateRequest: a live request has the same id.
             NeverFits: it could not run even alone.
-            QueueFull: too many wait already.
+            QueueFull: too many wait already, or they will for too long.
         """
         state = self.state
-        if request.request_id in state.groups:
-            raise DuplicateRequest(f"request_id {request.request_id!r} is in use")
-        if len(state.waiting) >= state.config.max_queue:
-            raise QueueFull(f"{len(state.waiting)} requests are waiting", retry_seconds=1.0)
-        self._serial += 1
-        group = SequenceGroup(request, self._serial)
-        group.key = state.key(group)
-        misfit = self._misfit(group)
-        if misfit is not None:
-            raise NeverFits(misfit)
-        # Log-probabilities of a prompt need every position computed.
-        is_cacheable = request.use_cache and request.num_prompt_logprobs is None
-        group.uses_cache = state.config.prefix_cache and is_cacheable
+        group = SequenceGroup(request)
+        self._number(group)
+        admission.check_queue(state, request.arrival)
         if group.uses_cache:
-            group.lineage = prefix_cache.lineage(request)
+            group.sequences[0].block_hashes = list(hashes)
         if request.beam is not None:
             group.beam = beam.BeamSearch(request)
-        state.groups[request.request_id] = group
+        state.hold(group)
         state.waiting.push(group)
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, self._serial, group))
-            self._forget_deadlines_met()
+        self._watch_deadline(group)
         for seq in group.live:
             results.finish_if_complete(state, seq)
         return group
@@ -178,21 +176,19 @@ class Scheduler:
         those that ran beside it are suspected in their turn. Lack of memory is nobody's
         fault: only who saw it `_MAX_FAILURES` times, however few ran beside, is given up.
         """
-        state = self.state
-        record = state.in_flight[0]
-        groups = {s.group for s in record.sampled} | {s.group for s, _, _ in record.chunks}
-        groups = {group for group in groups if group.live}
-        suspects = groups & state.suspects
-        state.in_flight.clear()
-        state.suspects |= groups
-        for group in groups:
-            group.num_failures += 1
-        if error.kind is StepErrorKind.OUT_OF_MEMORY:
-            guilty = {group for group in suspects if group.num_failures >= _MAX_FAILURES}
-        else:
-            guilty = suspects
-        for group in guilty:
-            state.abandon(group, FinishReason.ERROR, error.message)
+        recovery.blame_failure(self.state, error)
+
+    def lose(self, reason: str | None) -> None:
+        """Take in that the executor is gone, with what it had in flight.
+
+        `restart` or `evacuate` must follow.
+
+        Args:
+            reason: what its death looked like, if what it had in flight may be to blame.
+        """
+        if reason is not None:
+            recovery.blame_death(self.state, reason)
+        self.state.in_flight.clear()
 
     def restart(self, config: CoreConfig) -> None:
         """Go on with an executor that has forgotten everything (a new claim).
@@ -201,31 +197,42 @@ class Scheduler:
         that were in flight are lost and will be drawn again, the same ones. What does not
         fit the new pool any more ends with an error, instead of waiting for ever.
         """
-        state = self.state
-        if config.block_size != state.config.block_size:
-            for group in state.groups.values():
-                for seq in group.live:
-                    seq.block_hashes = []
-        ran = [*state.running, *state.preempted]
-        state.preempted = []
-        for group in ran:
-            for seq in group.live:
-                seq.restart()
-                seq.block_table, seq.host_table = [], []
-            group.rows_promised = 0
-            if group.beam is not None:
-                group.beam.candidates.clear()
-        state.start_over(config)
-        state.counters.num_resyncs += 1
-        for group in ran:
-            group.status = GroupStatus.PREEMPTED
-            group.num_preemptions += 1
-            group.resume_after = 0
-            state.enqueue_preempted(group)
-        for group in list(state.groups.values()):
-            misfit = self._misfit(group)
-            if misfit is not None:
-                state.abandon(group, FinishReason.ERROR, misfit)
+        recovery.restart(self.state, config)
+
+    def evacuate(self) -> list[SequenceGroup]:
+        """Give every group up for another core to adopt; this one is then empty.
+
+        A stream of plans that is still open must end: its executor knows the old rows.
+        """
+        self._deadlines.clear()
+        return recovery.evacuate(self.state)
+
+    def adopt(self, group: SequenceGroup) -> None:
+        """Take in a group that another core evacuated, whatever the length of the queue.
+
+        Raises:
+            DuplicateRequest: a live request has the same id.
+            NeverFits: it could not run even alone.
+        """
+        self._number(group)
+        self._watch_deadline(group)
+        recovery.adopt(self.state, group)
+
+    def can_hold(self, group: SequenceGroup) -> bool:
+        """Whether `adopt` would take a group in, alone if need be."""
+        return admission.misfit(self.state, group) is None
+
+    def expire(self, now: float) -> None:
+        """End requests whose deadline has passed; `plan` does so by itself."""
+        if self._deadlines:
+            self._expire(now)
+
+    def num_cached_tokens(self, hashes: list[bytes]) -> int:
+        """How many tokens of a prompt the prefix cache has, by the hashes of its blocks."""
+        blocks = self.state.blocks
+        blocks.name_blocks()
+        known = takewhile(lambda name: blocks.pool.lookup(name) is not None, hashes)
+        return sum(1 for _ in known) * blocks.block_size
 
     # -- phases --------------------------------------------------------------------
 
@@ -341,21 +348,27 @@ class Scheduler:
 
     # -- the rest ------------------------------------------------------------------
 
-    def _misfit(self, group: SequenceGroup) -> str | None:
-        """Say why the group could not run even alone; None if it could."""
-        state = self.state
-        needed, total = state.blocks.worst_case(group), state.config.num_blocks
-        if needed > total:
-            return (
-                f"prompt of {len(group.request.prompt_tokens)} tokens with max_tokens "
-                f"{group.request.max_tokens} needs {needed} KV blocks at its longest; "
-                f"the whole pool has {total} of {state.config.block_size} tokens"
-            )
-        if group.max_rows > state.config.max_num_seqs:
-            return (
-                f"{group.max_rows} sequences at once; max_num_seqs is {state.config.max_num_seqs}"
-            )
-        return None
+    def _number(self, group: SequenceGroup) -> None:
+        """Give a group its place in line, if it may come here at all."""
+        if group.request.request_id in self.state.groups:
+            raise DuplicateRequest(f"request_id {group.request.request_id!r} is in use")
+        misfit = admission.misfit(self.state, group)
+        if misfit is not None:
+            raise NeverFits(misfit)
+        self._serial += 1
+        group.serial = self._serial
+        # Log-probabilities of a prompt need every position computed.
+        is_cacheable = group.request.use_cache and group.request.num_prompt_logprobs is None
+        group.uses_cache = self.state.config.prefix_cache and is_cacheable
+        shared = group.uses_cache
+        group.lineage = prefix_cache.lineage(group.request) if shared else group.serial
+        group.key = self.state.key(group)
+
+    def _watch_deadline(self, group: SequenceGroup) -> None:
+        deadline = group.request.deadline
+        if deadline is not None:
+            heapq.heappush(self._deadlines, (deadline, group.serial, group))
+            self._forget_deadlines_met()
 
     def _expire(self, now: float) -> None:
         while self._deadlines and self._deadlines[0][0] <= now:

@@ -161,6 +161,11 @@ class Sequence:
         self.num_registered = 0
         self.share_from = None
 
+    def leave_executor(self) -> None:
+        """Forget the blocks as well: whoever computes it next starts from the tokens."""
+        self.restart()
+        self.block_table, self.host_table = [], []
+
     def __repr__(self) -> str:
         return (
             f"Sequence({self.group.request.request_id}/{self.sample_index} row={self.row} "
@@ -180,8 +185,11 @@ class SequenceGroup:
         "admitted_at",
         "beam",
         "cached_prompt_tokens",
+        "is_suspect",
         "key",
         "lineage",
+        "load_tokens",
+        "num_deaths",
         "num_failures",
         "num_preemptions",
         "num_prompt_logprobs_told",
@@ -195,21 +203,25 @@ class SequenceGroup:
         "uses_cache",
     )
 
-    def __init__(self, request: Request, serial: int) -> None:
-        """Make the group's first sequences.
-
-        Args:
-            request: validated request.
-            serial: counts groups up; breaks ties between equal arrivals.
-        """
+    def __init__(self, request: Request) -> None:
+        """Make the first sequences of a validated request."""
         self.request = request
-        self.serial = serial
-        self.key: tuple[float, float, int] = (0, request.arrival, serial)
+        # Counts the groups of a core up; breaks ties between equal arrivals.
+        self.serial = 0
+        self.key: tuple[float, float, int] = (0, request.arrival, 0)
         self.status = GroupStatus.WAITING
         # Reads and writes the prefix cache.
         self.uses_cache = False
-        self.lineage = serial
+        # Groups that share it may share blocks.
+        self.lineage = 0
+        # Tokens that it takes at most, of the prompt and of all that is generated.
+        num_sequences = request.beam.width if request.beam is not None else request.best_of
+        self.load_tokens = len(request.prompt_tokens) + num_sequences * request.max_tokens
+        # Steps it was in that failed; and executors that died silently under it alone.
         self.num_failures = 0
+        self.num_deaths = 0
+        # While it moves from one core to another.
+        self.is_suspect = False
         self.num_preemptions = 0
         # Positions of the prompt whose log-probabilities are out. A position may be
         # computed again, after a preemption or by another sample, and is told once.
@@ -235,6 +247,15 @@ class SequenceGroup:
     def live(self) -> list[Sequence]:
         """Sequences that want more tokens."""
         return [s for s in self.sequences if s.finish_reason is None]
+
+    def leave_executor(self) -> None:
+        """Give up rows, blocks and samples in flight; tokens, ends and search stay."""
+        for seq in self.live:
+            seq.leave_executor()
+        self.rows_promised = 0
+        self.resume_after = 0
+        if self.beam is not None:
+            self.beam.candidates.clear()
 
     @property
     def max_rows(self) -> int:

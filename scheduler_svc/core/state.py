@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.queue_wait import QueueWait
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.sequence import DecodeClock, GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.step import DecodeSet, RowLogprobs, StepPlan, StepRecord, row_of
@@ -39,6 +40,7 @@ class CoreConfig:
         max_num_batched_tokens: token budget of a step.
         max_num_seqs: sequences that run at once; rows on the executor.
         max_queue: groups that may wait for admission.
+        max_queue_seconds: the wait, as estimated, beyond which none is taken; 0: any.
         watermark: share of the pool kept free at admission, so that running
             sequences can grow.
         max_steps_in_flight: plans that may be unacknowledged.
@@ -53,6 +55,7 @@ class CoreConfig:
     max_num_batched_tokens: int = 512
     max_num_seqs: int = 128
     max_queue: int = 1024
+    max_queue_seconds: float = 0.0
     watermark: float = 0.01
     max_steps_in_flight: int = 2
     preemption: str = "recompute"
@@ -94,6 +97,7 @@ class Counters:
     saved_block_steps: int = 0
     executor_idle_ns: int = 0
     executor_busy_ns: int = 0
+    num_adopted: int = 0
 
     def as_dict(self) -> dict[str, int]:
         """Return the totals by name."""
@@ -124,12 +128,14 @@ class SchedulerState:
     def __init__(self, config: CoreConfig) -> None:
         """Start empty."""
         self.config = config
-        self.waiting: WaitingQueue = FairQueue() if config.policy == "fair" else OrderedQueue()
+        self.forget_waiting()
         self.key = fcfs_key if config.policy == "fcfs" else priority_key
         self.groups: dict[str, SequenceGroup] = {}
         self.preempted: list[SequenceGroup] = []
         # Groups that were in a failed step and have not drawn a token since.
         self.suspects: set[SequenceGroup] = set()
+        self.load_tokens = 0
+        self.queue_wait = QueueWait()
         self.counters = Counters()
         self.outcome = Outcome()
         self.start_over(config)
@@ -137,6 +143,7 @@ class SchedulerState:
     def start_over(self, config: CoreConfig) -> None:
         """Begin with an executor whose pool is empty and which has no rows."""
         self.config = config
+        self.queue_wait.forget()
         self.blocks = BlockManager(config.num_blocks, config.block_size, config.num_host_blocks)
         self.running: list[SequenceGroup] = []
         self.prefilling: list[Sequence] = []
@@ -167,6 +174,21 @@ class SchedulerState:
         return self.in_flight[-1].step_id if self.in_flight else None
 
     # -- groups --------------------------------------------------------------------
+
+    def forget_waiting(self) -> None:
+        """Begin with an empty queue."""
+        is_fair = self.config.policy == "fair"
+        self.waiting: WaitingQueue = FairQueue() if is_fair else OrderedQueue()
+
+    def hold(self, group: SequenceGroup) -> None:
+        """Count a group among the live ones."""
+        self.groups[group.request.request_id] = group
+        self.load_tokens += group.load_tokens
+
+    def release(self, group: SequenceGroup) -> None:
+        """Count a group no longer."""
+        del self.groups[group.request.request_id]
+        self.load_tokens -= group.load_tokens
 
     def enqueue_preempted(self, group: SequenceGroup) -> None:
         """Let a group wait to come back; it keeps its place in line."""
@@ -303,5 +325,5 @@ class SchedulerState:
             self.starved = None
         self.promise_rows(group, 0)
         self.suspects.discard(group)
-        del self.groups[group.request.request_id]
+        self.release(group)
         self.counters.num_finished += 1

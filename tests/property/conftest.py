@@ -18,7 +18,7 @@ _SHOWN = (
 
 
 def pytest_terminal_summary(terminalreporter):
-    if not TOTALS.transitions:
+    if not (TOTALS.transitions or TOTALS.notes):
         return
     terminalreporter.section("scheduler core")
     terminalreporter.line(

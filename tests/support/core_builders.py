@@ -37,7 +37,10 @@ def make_request(name: str = "r", prompt: int | list[int] = 4, **changes: object
 def make_group(name: str = "r", prompt: int | list[int] = 4, **changes: object) -> SequenceGroup:
     """A group outside any scheduler."""
     serial = changes.pop("serial", 1)
-    return SequenceGroup(make_request(name, prompt, **changes), serial)
+    group = SequenceGroup(make_request(name, prompt, **changes))
+    group.serial = group.lineage = serial
+    group.key = (0, group.request.arrival, serial)
+    return group
 
 
 def make_sequence(prompt: int | list[int] = 4, **changes: object) -> Sequence:

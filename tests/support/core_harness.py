@@ -13,6 +13,7 @@ and `check_finished` compares every output with the oracle.
 
 from __future__ import annotations
 
+import copy
 from collections import deque
 from dataclasses import dataclass, field, replace
 
@@ -50,8 +51,6 @@ class CoreHarness:
     """A core, a modelled executor, and what a client would have seen."""
 
     def __init__(self, config: CoreConfig) -> None:
-        self.config = config
-        self.core = Scheduler(config)
         self.now = 0.0
         self.num_transitions = 0
         self.requests: dict[str, Request] = {}
@@ -64,9 +63,18 @@ class CoreHarness:
         self.admitted: list[str] = []
         self.interrupted: set[str] = set()
         self.stopped: set[Choice] = set()
-        self._begin(config)
+        self._begin(config, Scheduler(config))
 
-    def _begin(self, config: CoreConfig) -> None:
+    def beside(self, config: CoreConfig) -> CoreHarness:
+        """Another core and executor that serve the same clients."""
+        twin = copy.copy(self)
+        twin.num_transitions = 0
+        twin._begin(config, Scheduler(config))
+        return twin
+
+    def _begin(self, config: CoreConfig, core: Scheduler) -> None:
+        self.config = config
+        self.core = core
         self.model = ExecutorModel(
             config.num_blocks, config.block_size, config.num_host_blocks, config.max_num_seqs
         )
@@ -143,12 +151,35 @@ class CoreHarness:
 
     def restart(self, config: CoreConfig | None = None) -> None:
         """Lose the executor and claim another one."""
-        self.config = config or self.config
         before = set(self.core.state.groups)
-        self.core.restart(self.config)
-        self.interrupted |= before - set(self.core.state.groups)
-        self._begin(self.config)
+        self.core.restart(config or self.config)
+        self.interrupted.update(before - set(self.core.state.groups))
+        self._begin(config or self.config, self.core)
         self._after()
+
+    def die(self) -> None:
+        """Lose the executor without a word, and claim it again."""
+        before = set(self.core.state.groups)
+        self.core.lose("it died")
+        self.interrupted.update(before - set(self.core.state.groups))
+        self.restart()
+
+    def move_to(self, other: CoreHarness, *, died: bool) -> None:
+        """Lose the executor or leave it; what the other core can hold goes on there."""
+        before = set(self.core.state.groups)
+        self.core.lose("it died" if died else None)
+        self.interrupted.update(before - set(self.core.state.groups))
+        self._take_outcome()
+        groups = self.core.evacuate()
+        assert not self.core.has_requests and self.core.plan(self.now) is None
+        invariants.check(self.core.state)
+        for group in groups:
+            home = other if other.core.can_hold(group) else self
+            home.core.adopt(group)
+        self._begin(self.config, self.core)
+        other.now = self.now = max(self.now, other.now)
+        self._after()
+        other._after()
 
     def fail(self, kind: StepErrorKind = StepErrorKind.INTERNAL) -> None:
         """Let the oldest step in flight fail, and claim the executor again."""
@@ -156,7 +187,7 @@ class CoreHarness:
             return
         before = set(self.core.state.groups)
         self.core.fail(StepError(kind, "made up"))
-        self.interrupted |= before - set(self.core.state.groups)
+        self.interrupted.update(before - set(self.core.state.groups))
         self.restart()
 
     # -- many transitions ----------------------------------------------------------

@@ -128,6 +128,6 @@ class RandomDriver:
         elif dice < 0.60:
             harness.plan()
         elif dice < 0.60 + self.failure_rate:
-            rng.choice([harness.fail, harness.restart])()
+            rng.choice([harness.fail, harness.restart, harness.die])()
         else:
             harness.apply()

@@ -254,6 +254,7 @@ class Counters:
     saved_block_steps: int
     executor_idle_ns: int
     executor_busy_ns: int
+    num_adopted: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -292,6 +293,8 @@ class Executor:
     num_running: int
     num_preempted: int
     num_draining_rows: int
+    draining: bool
+    load_tokens: int
     pool: Pool
     counters: Counters
     sequences: tuple[SequenceInfo, ...]

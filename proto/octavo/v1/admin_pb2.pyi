@@ -168,6 +168,8 @@ class ExecutorState(_message.Message):
     SEQUENCES_FIELD_NUMBER: _builtins.int
     BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_DRAINING_ROWS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    LOAD_TOKENS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """address of the executor."""
     connected: _builtins.bool
@@ -184,6 +186,10 @@ class ExecutorState(_message.Message):
     """num_preempted sequences that wait to come back."""
     num_draining_rows: _builtins.int
     """num_draining_rows that ended with a step still in flight."""
+    draining: _builtins.bool
+    """draining: the executor is shutting down; its requests move to others."""
+    load_tokens: _builtins.int
+    """load_tokens: what the requests here take at most, prompts and outputs."""
     @_builtins.property
     def pool(self) -> Global___PoolState:
         """pool of KV blocks."""
@@ -215,10 +221,12 @@ class ExecutorState(_message.Message):
         sequences: _abc.Iterable[Global___SequenceState] | None = ...,
         blocks: Global___BlockStates | None = ...,
         num_draining_rows: _builtins.int = ...,
+        draining: _builtins.bool = ...,
+        load_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "connected", b"connected", "counters", b"counters", "epoch", b"epoch", "num_draining_rows", b"num_draining_rows", "num_preempted", b"num_preempted", "num_queued", b"num_queued", "num_running", b"num_running", "pool", b"pool", "sequences", b"sequences", "step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "connected", b"connected", "counters", b"counters", "draining", b"draining", "epoch", b"epoch", "load_tokens", b"load_tokens", "num_draining_rows", b"num_draining_rows", "num_preempted", b"num_preempted", "num_queued", b"num_queued", "num_running", b"num_running", "pool", b"pool", "sequences", b"sequences", "step_id", b"step_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -323,6 +331,7 @@ class Counters(_message.Message):
     SAVED_BLOCK_STEPS_FIELD_NUMBER: _builtins.int
     EXECUTOR_IDLE_NS_FIELD_NUMBER: _builtins.int
     EXECUTOR_BUSY_NS_FIELD_NUMBER: _builtins.int
+    NUM_ADOPTED_FIELD_NUMBER: _builtins.int
     num_steps: _builtins.int
     """num_steps planned."""
     num_prompt_tokens: _builtins.int
@@ -361,6 +370,8 @@ class Counters(_message.Message):
     """
     executor_busy_ns: _builtins.int
     """executor_busy_ns: the executor prepared steps, computed and sampled."""
+    num_adopted: _builtins.int
+    """num_adopted requests that came from another executor, which was lost or left."""
     def __init__(
         self,
         *,
@@ -381,10 +392,11 @@ class Counters(_message.Message):
         saved_block_steps: _builtins.int = ...,
         executor_idle_ns: _builtins.int = ...,
         executor_busy_ns: _builtins.int = ...,
+        num_adopted: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_slot_steps", b"allocated_slot_steps", "executor_busy_ns", b"executor_busy_ns", "executor_idle_ns", b"executor_idle_ns", "live_slot_steps", b"live_slot_steps", "num_cancelled", b"num_cancelled", "num_copied_blocks", b"num_copied_blocks", "num_discarded_tokens", b"num_discarded_tokens", "num_finished", b"num_finished", "num_generated_tokens", b"num_generated_tokens", "num_prefix_hit_tokens", b"num_prefix_hit_tokens", "num_prefix_query_tokens", b"num_prefix_query_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_recompute_preemptions", b"num_recompute_preemptions", "num_resyncs", b"num_resyncs", "num_steps", b"num_steps", "num_swap_preemptions", b"num_swap_preemptions", "saved_block_steps", b"saved_block_steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allocated_slot_steps", b"allocated_slot_steps", "executor_busy_ns", b"executor_busy_ns", "executor_idle_ns", b"executor_idle_ns", "live_slot_steps", b"live_slot_steps", "num_adopted", b"num_adopted", "num_cancelled", b"num_cancelled", "num_copied_blocks", b"num_copied_blocks", "num_discarded_tokens", b"num_discarded_tokens", "num_finished", b"num_finished", "num_generated_tokens", b"num_generated_tokens", "num_prefix_hit_tokens", b"num_prefix_hit_tokens", "num_prefix_query_tokens", b"num_prefix_query_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_recompute_preemptions", b"num_recompute_preemptions", "num_resyncs", b"num_resyncs", "num_steps", b"num_steps", "num_swap_preemptions", b"num_swap_preemptions", "saved_block_steps", b"saved_block_steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from octavo.v1 import types_pb2 as octavo_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18octavo/v1/executor.proto\x12\toctavo.v1\x1a\x15octavo/v1/types.proto\"\x11\n\x0f\x44\x65scribeRequest\"\xfa\x02\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x04 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\r\x12\x14\n\x0cmax_num_rows\x18\t \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x11\n\tattention\x18\x0e \x01(\t\x12\x16\n\x0eoctavo_version\x18\x0f \x01(\t\x12\r\n\x05\x65poch\x18\x10 \x01(\x04\x12\r\n\x05owner\x18\x11 \x01(\t\"\xa1\x05\n\x08StepPlan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x18\n\x10previous_step_id\x18\x03 \x01(\x04\x12\x1f\n\x05\x63laim\x18\x04 \x01(\x0b\x32\x10.octavo.v1.Claim\x12\x13\n\x0b\x66inish_rows\x18\x05 \x03(\r\x12#\n\x06starts\x18\x06 \x03(\x0b\x32\x13.octavo.v1.RowStart\x12\x15\n\rchild_parents\x18\x07 \x03(\r\x12\x12\n\nchild_rows\x18\x08 \x03(\r\x12\x14\n\x0c\x63hild_tokens\x18\t \x03(\r\x12-\n\rtable_updates\x18\n \x03(\x0b\x32\x16.octavo.v1.TableUpdate\x12\x13\n\x0b\x61ppend_rows\x18\x0b \x03(\r\x12\x15\n\rappend_blocks\x18\x0c \x03(\r\x12\x1e\n\x16swap_out_device_blocks\x18\r \x03(\r\x12\x1c\n\x14swap_out_host_blocks\x18\x0e \x03(\r\x12\x14\n\x0c\x63opy_sources\x18\x0f \x03(\r\x12\x19\n\x11\x63opy_destinations\x18\x10 \x03(\r\x12\x1b\n\x13swap_in_host_blocks\x18\x11 \x03(\r\x12\x1d\n\x15swap_in_device_blocks\x18\x12 \x03(\r\x12\x19\n\x11\x64\x65\x63ode_leave_rows\x18\x13 \x03(\r\x12\x19\n\x11\x64\x65\x63ode_enter_rows\x18\x14 \x03(\r\x12\x12\n\nchunk_rows\x18\x15 \x03(\r\x12\x14\n\x0c\x63hunk_counts\x18\x16 \x03(\r\x12\x14\n\x0c\x66ork_parents\x18\x17 \x03(\r\x12\x11\n\tfork_rows\x18\x18 \x03(\r\x12\x1b\n\x13\x66ork_sample_indices\x18\x19 \x03(\r\x12\x13\n\x0btraceparent\x18\x1a \x01(\t\"F\n\x05\x43laim\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\"\xf2\x02\n\x08RowStart\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x14\n\x0csample_index\x18\x07 \x01(\r\x12\x19\n\x0cnum_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1b\n\x13num_beam_candidates\x18\n \x01(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x0f\n\x07lineage\x18\r \x01(\x04\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"Y\n\x0bTableUpdate\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x1b\n\x13\x66irst_logical_block\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12\x10\n\x08truncate\x18\x04 \x01(\x08\"\x8f\x02\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x30\n\x0b\x64\x65scription\x18\x03 \x01(\x0b\x32\x1b.octavo.v1.DescribeResponse\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.octavo.v1.RowLogprobs\x12\'\n\nrow_errors\x18\x06 \x03(\x0b\x32\x13.octavo.v1.RowError\x12#\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x14.octavo.v1.StepError\x12\'\n\x07timings\x18\x08 \x01(\x0b\x32\x16.octavo.v1.StepTimings\"u\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12,\n\x07sampled\x18\x02 \x01(\x0b\x32\x1b.octavo.v1.PositionLogprobs\x12+\n\x06prompt\x18\x03 \x03(\x0b\x32\x1b.octavo.v1.PositionLogprobs\"(\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xb8\x01\n\tStepError\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.octavo.v1.StepError.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\"q\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12KIND_OUT_OF_MEMORY\x10\x01\x12\x15\n\x11KIND_INVALID_PLAN\x10\x02\x12\x11\n\rKIND_KV_CHECK\x10\x03\x12\x11\n\rKIND_INTERNAL\x10\x04\"|\n\x0bStepTimings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x0f\n\x07idle_ns\x18\x02 \x01(\x04\x12\x12\n\nprepare_ns\x18\x03 \x01(\x04\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12\x11\n\tsample_ns\x18\x05 \x01(\x04\x12\x0f\n\x07move_ns\x18\x06 \x01(\x04\"\x0e\n\x0c\x41uditRequest\"S\n\rAuditResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\"\n\x04rows\x18\x03 \x03(\x0b\x32\x14.octavo.v1.RowDigest\"^\n\tRowDigest\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x13\n\x0btable_crc32\x18\x04 \x01(\r2\xc9\x01\n\x0f\x45xecutorService\x12\x43\n\x08\x44\x65scribe\x12\x1a.octavo.v1.DescribeRequest\x1a\x1b.octavo.v1.DescribeResponse\x12\x35\n\x03Run\x12\x13.octavo.v1.StepPlan\x1a\x15.octavo.v1.StepResult(\x01\x30\x01\x12:\n\x05\x41udit\x12\x17.octavo.v1.AuditRequest\x1a\x18.octavo.v1.AuditResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18octavo/v1/executor.proto\x12\toctavo.v1\x1a\x15octavo/v1/types.proto\"\'\n\x0f\x44\x65scribeRequest\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\"\xa0\x03\n\x10\x44\x65scribeResponse\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\x12\x19\n\x11num_device_blocks\x18\x04 \x01(\r\x12\x17\n\x0fnum_host_blocks\x18\x05 \x01(\r\x12\r\n\x05\x64type\x18\x06 \x01(\t\x12\x15\n\rmax_model_len\x18\x07 \x01(\r\x12\x1e\n\x16max_num_batched_tokens\x18\x08 \x01(\r\x12\x14\n\x0cmax_num_rows\x18\t \x01(\r\x12\x1c\n\x14tensor_parallel_size\x18\n \x01(\r\x12\x12\n\nvocab_size\x18\x0b \x01(\r\x12\x13\n\x0b\x62lock_bytes\x18\x0c \x01(\x04\x12\x0e\n\x06\x64\x65vice\x18\r \x01(\t\x12\x11\n\tattention\x18\x0e \x01(\t\x12\x16\n\x0eoctavo_version\x18\x0f \x01(\t\x12\r\n\x05\x65poch\x18\x10 \x01(\x04\x12\r\n\x05owner\x18\x11 \x01(\t\x12\x12\n\nschedulers\x18\x12 \x03(\t\x12\x10\n\x08\x64raining\x18\x13 \x01(\x08\"\xa1\x05\n\x08StepPlan\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x18\n\x10previous_step_id\x18\x03 \x01(\x04\x12\x1f\n\x05\x63laim\x18\x04 \x01(\x0b\x32\x10.octavo.v1.Claim\x12\x13\n\x0b\x66inish_rows\x18\x05 \x03(\r\x12#\n\x06starts\x18\x06 \x03(\x0b\x32\x13.octavo.v1.RowStart\x12\x15\n\rchild_parents\x18\x07 \x03(\r\x12\x12\n\nchild_rows\x18\x08 \x03(\r\x12\x14\n\x0c\x63hild_tokens\x18\t \x03(\r\x12-\n\rtable_updates\x18\n \x03(\x0b\x32\x16.octavo.v1.TableUpdate\x12\x13\n\x0b\x61ppend_rows\x18\x0b \x03(\r\x12\x15\n\rappend_blocks\x18\x0c \x03(\r\x12\x1e\n\x16swap_out_device_blocks\x18\r \x03(\r\x12\x1c\n\x14swap_out_host_blocks\x18\x0e \x03(\r\x12\x14\n\x0c\x63opy_sources\x18\x0f \x03(\r\x12\x19\n\x11\x63opy_destinations\x18\x10 \x03(\r\x12\x1b\n\x13swap_in_host_blocks\x18\x11 \x03(\r\x12\x1d\n\x15swap_in_device_blocks\x18\x12 \x03(\r\x12\x19\n\x11\x64\x65\x63ode_leave_rows\x18\x13 \x03(\r\x12\x19\n\x11\x64\x65\x63ode_enter_rows\x18\x14 \x03(\r\x12\x12\n\nchunk_rows\x18\x15 \x03(\r\x12\x14\n\x0c\x63hunk_counts\x18\x16 \x03(\r\x12\x14\n\x0c\x66ork_parents\x18\x17 \x03(\r\x12\x11\n\tfork_rows\x18\x18 \x03(\r\x12\x1b\n\x13\x66ork_sample_indices\x18\x19 \x03(\r\x12\x13\n\x0btraceparent\x18\x1a \x01(\t\"F\n\x05\x43laim\x12\x14\n\x0cscheduler_id\x18\x01 \x01(\t\x12\x13\n\x0b\x66ingerprint\x18\x02 \x01(\t\x12\x12\n\nblock_size\x18\x03 \x01(\r\"\xf2\x02\n\x08RowStart\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x04 \x01(\r\x12\x0e\n\x06\x62locks\x18\x05 \x03(\r\x12+\n\x08sampling\x18\x06 \x01(\x0b\x32\x19.octavo.v1.SamplingParams\x12\x14\n\x0csample_index\x18\x07 \x01(\r\x12\x19\n\x0cnum_logprobs\x18\x08 \x01(\rH\x00\x88\x01\x01\x12 \n\x13num_prompt_logprobs\x18\t \x01(\rH\x01\x88\x01\x01\x12\x1b\n\x13num_beam_candidates\x18\n \x01(\r\x12\x12\n\nmin_tokens\x18\x0b \x01(\r\x12\x16\n\x0estop_token_ids\x18\x0c \x03(\r\x12\x0f\n\x07lineage\x18\r \x01(\x04\x42\x0f\n\r_num_logprobsB\x16\n\x14_num_prompt_logprobs\"Y\n\x0bTableUpdate\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x1b\n\x13\x66irst_logical_block\x18\x02 \x01(\r\x12\x0e\n\x06\x62locks\x18\x03 \x03(\r\x12\x10\n\x08truncate\x18\x04 \x01(\x08\"\xa1\x02\n\nStepResult\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\x30\n\x0b\x64\x65scription\x18\x03 \x01(\x0b\x32\x1b.octavo.v1.DescribeResponse\x12\x0e\n\x06tokens\x18\x04 \x03(\r\x12(\n\x08logprobs\x18\x05 \x03(\x0b\x32\x16.octavo.v1.RowLogprobs\x12\'\n\nrow_errors\x18\x06 \x03(\x0b\x32\x13.octavo.v1.RowError\x12#\n\x05\x65rror\x18\x07 \x01(\x0b\x32\x14.octavo.v1.StepError\x12\'\n\x07timings\x18\x08 \x01(\x0b\x32\x16.octavo.v1.StepTimings\x12\x10\n\x08\x64raining\x18\t \x01(\x08\"u\n\x0bRowLogprobs\x12\x0b\n\x03row\x18\x01 \x01(\r\x12,\n\x07sampled\x18\x02 \x01(\x0b\x32\x1b.octavo.v1.PositionLogprobs\x12+\n\x06prompt\x18\x03 \x03(\x0b\x32\x1b.octavo.v1.PositionLogprobs\"(\n\x08RowError\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x0f\n\x07message\x18\x02 \x01(\t\"\xb8\x01\n\tStepError\x12\'\n\x04kind\x18\x01 \x01(\x0e\x32\x19.octavo.v1.StepError.Kind\x12\x0f\n\x07message\x18\x02 \x01(\t\"q\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x16\n\x12KIND_OUT_OF_MEMORY\x10\x01\x12\x15\n\x11KIND_INVALID_PLAN\x10\x02\x12\x11\n\rKIND_KV_CHECK\x10\x03\x12\x11\n\rKIND_INTERNAL\x10\x04\"|\n\x0bStepTimings\x12\x10\n\x08queue_ns\x18\x01 \x01(\x04\x12\x0f\n\x07idle_ns\x18\x02 \x01(\x04\x12\x12\n\nprepare_ns\x18\x03 \x01(\x04\x12\x12\n\nforward_ns\x18\x04 \x01(\x04\x12\x11\n\tsample_ns\x18\x05 \x01(\x04\x12\x0f\n\x07move_ns\x18\x06 \x01(\x04\"\x0e\n\x0c\x41uditRequest\"S\n\rAuditResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x0f\n\x07step_id\x18\x02 \x01(\x04\x12\"\n\x04rows\x18\x03 \x03(\x0b\x32\x14.octavo.v1.RowDigest\"^\n\tRowDigest\x12\x0b\n\x03row\x18\x01 \x01(\r\x12\x12\n\nnum_tokens\x18\x02 \x01(\r\x12\x1b\n\x13num_computed_tokens\x18\x03 \x01(\r\x12\x13\n\x0btable_crc32\x18\x04 \x01(\r2\xc9\x01\n\x0f\x45xecutorService\x12\x43\n\x08\x44\x65scribe\x12\x1a.octavo.v1.DescribeRequest\x1a\x1b.octavo.v1.DescribeResponse\x12\x35\n\x03Run\x12\x13.octavo.v1.StepPlan\x1a\x15.octavo.v1.StepResult(\x01\x30\x01\x12:\n\x05\x41udit\x12\x17.octavo.v1.AuditRequest\x1a\x18.octavo.v1.AuditResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,35 +33,35 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'octavo.v1.executor_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DESCRIBEREQUEST']._serialized_start=62
-  _globals['_DESCRIBEREQUEST']._serialized_end=79
-  _globals['_DESCRIBERESPONSE']._serialized_start=82
-  _globals['_DESCRIBERESPONSE']._serialized_end=460
-  _globals['_STEPPLAN']._serialized_start=463
-  _globals['_STEPPLAN']._serialized_end=1136
-  _globals['_CLAIM']._serialized_start=1138
-  _globals['_CLAIM']._serialized_end=1208
-  _globals['_ROWSTART']._serialized_start=1211
-  _globals['_ROWSTART']._serialized_end=1581
-  _globals['_TABLEUPDATE']._serialized_start=1583
-  _globals['_TABLEUPDATE']._serialized_end=1672
-  _globals['_STEPRESULT']._serialized_start=1675
-  _globals['_STEPRESULT']._serialized_end=1946
-  _globals['_ROWLOGPROBS']._serialized_start=1948
-  _globals['_ROWLOGPROBS']._serialized_end=2065
-  _globals['_ROWERROR']._serialized_start=2067
-  _globals['_ROWERROR']._serialized_end=2107
-  _globals['_STEPERROR']._serialized_start=2110
-  _globals['_STEPERROR']._serialized_end=2294
-  _globals['_STEPERROR_KIND']._serialized_start=2181
-  _globals['_STEPERROR_KIND']._serialized_end=2294
-  _globals['_STEPTIMINGS']._serialized_start=2296
-  _globals['_STEPTIMINGS']._serialized_end=2420
-  _globals['_AUDITREQUEST']._serialized_start=2422
-  _globals['_AUDITREQUEST']._serialized_end=2436
-  _globals['_AUDITRESPONSE']._serialized_start=2438
-  _globals['_AUDITRESPONSE']._serialized_end=2521
-  _globals['_ROWDIGEST']._serialized_start=2523
-  _globals['_ROWDIGEST']._serialized_end=2617
-  _globals['_EXECUTORSERVICE']._serialized_start=2620
-  _globals['_EXECUTORSERVICE']._serialized_end=2821
+  _globals['_DESCRIBEREQUEST']._serialized_end=101
+  _globals['_DESCRIBERESPONSE']._serialized_start=104
+  _globals['_DESCRIBERESPONSE']._serialized_end=520
+  _globals['_STEPPLAN']._serialized_start=523
+  _globals['_STEPPLAN']._serialized_end=1196
+  _globals['_CLAIM']._serialized_start=1198
+  _globals['_CLAIM']._serialized_end=1268
+  _globals['_ROWSTART']._serialized_start=1271
+  _globals['_ROWSTART']._serialized_end=1641
+  _globals['_TABLEUPDATE']._serialized_start=1643
+  _globals['_TABLEUPDATE']._serialized_end=1732
+  _globals['_STEPRESULT']._serialized_start=1735
+  _globals['_STEPRESULT']._serialized_end=2024
+  _globals['_ROWLOGPROBS']._serialized_start=2026
+  _globals['_ROWLOGPROBS']._serialized_end=2143
+  _globals['_ROWERROR']._serialized_start=2145
+  _globals['_ROWERROR']._serialized_end=2185
+  _globals['_STEPERROR']._serialized_start=2188
+  _globals['_STEPERROR']._serialized_end=2372
+  _globals['_STEPERROR_KIND']._serialized_start=2259
+  _globals['_STEPERROR_KIND']._serialized_end=2372
+  _globals['_STEPTIMINGS']._serialized_start=2374
+  _globals['_STEPTIMINGS']._serialized_end=2498
+  _globals['_AUDITREQUEST']._serialized_start=2500
+  _globals['_AUDITREQUEST']._serialized_end=2514
+  _globals['_AUDITRESPONSE']._serialized_start=2516
+  _globals['_AUDITRESPONSE']._serialized_end=2599
+  _globals['_ROWDIGEST']._serialized_start=2601
+  _globals['_ROWDIGEST']._serialized_end=2695
+  _globals['_EXECUTORSERVICE']._serialized_start=2698
+  _globals['_EXECUTORSERVICE']._serialized_end=2899
 # @@protoc_insertion_point(module_scope)

@@ -50,16 +50,23 @@ DESCRIPTOR: _descriptor.FileDescriptor
 
 @_typing.final
 class DescribeRequest(_message.Message):
-    """DescribeRequest has no fields."""
+    """DescribeRequest asks an executor what it is."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    SCHEDULER_ID_FIELD_NUMBER: _builtins.int
+    scheduler_id: _builtins.str
+    """scheduler_id names the asking scheduler, in at most 128 characters; more is
+    INVALID_ARGUMENT. Empty: nobody in particular.
+    """
     def __init__(
         self,
+        *,
+        scheduler_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["scheduler_id", b"scheduler_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -88,6 +95,8 @@ class DescribeResponse(_message.Message):
     OCTAVO_VERSION_FIELD_NUMBER: _builtins.int
     EPOCH_FIELD_NUMBER: _builtins.int
     OWNER_FIELD_NUMBER: _builtins.int
+    SCHEDULERS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model is the name under which the model was loaded."""
     fingerprint: _builtins.str
@@ -124,6 +133,14 @@ class DescribeResponse(_message.Message):
     """epoch last claimed. 0: never claimed."""
     owner: _builtins.str
     """owner is the scheduler id that claimed it. Empty: free."""
+    draining: _builtins.bool
+    """draining: the executor is shutting down and takes no claim."""
+    @_builtins.property
+    def schedulers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """schedulers: the names of those that asked within the last 5 seconds, the owner
+        included, sorted.
+        """
+
     def __init__(
         self,
         *,
@@ -144,10 +161,12 @@ class DescribeResponse(_message.Message):
         octavo_version: _builtins.str = ...,
         epoch: _builtins.int = ...,
         owner: _builtins.str = ...,
+        schedulers: _abc.Iterable[_builtins.str] | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "dtype", b"dtype", "epoch", b"epoch", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_rows", b"max_num_rows", "model", b"model", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "octavo_version", b"octavo_version", "owner", b"owner", "tensor_parallel_size", b"tensor_parallel_size", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "draining", b"draining", "dtype", b"dtype", "epoch", b"epoch", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_rows", b"max_num_rows", "model", b"model", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "octavo_version", b"octavo_version", "owner", b"owner", "schedulers", b"schedulers", "tensor_parallel_size", b"tensor_parallel_size", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -495,10 +514,16 @@ class StepResult(_message.Message):
     ROW_ERRORS_FIELD_NUMBER: _builtins.int
     ERROR_FIELD_NUMBER: _builtins.int
     TIMINGS_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
     epoch: _builtins.int
     """epoch of the plan."""
     step_id: _builtins.int
     """step_id of the plan."""
+    draining: _builtins.bool
+    """draining: the executor is shutting down. Sent once, with epoch set, step_id 0 and
+    nothing else, in answer to no plan; plans are still answered. The scheduler takes
+    its rows elsewhere and ends the stream.
+    """
     @_builtins.property
     def description(self) -> Global___DescribeResponse:
         """description: in the answer to a claim, and only there."""
@@ -540,10 +565,11 @@ class StepResult(_message.Message):
         row_errors: _abc.Iterable[Global___RowError] | None = ...,
         error: Global___StepError | None = ...,
         timings: Global___StepTimings | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "error", b"error", "timings", b"timings"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "epoch", b"epoch", "error", b"error", "logprobs", b"logprobs", "row_errors", b"row_errors", "step_id", b"step_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "draining", b"draining", "epoch", b"epoch", "error", b"error", "logprobs", b"logprobs", "row_errors", b"row_errors", "step_id", b"step_id", "timings", b"timings", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

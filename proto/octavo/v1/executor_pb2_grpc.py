@@ -70,6 +70,7 @@ class ExecutorServiceServicer:
         a higher epoch. Reason MODEL_MISMATCH: the claim expects another model or block
         size. Reason OUT_OF_ORDER: previous_step_id was not the last step.
         INVALID_ARGUMENT: a plan does not parse, or a claim's epoch is 0 or at least 2^62.
+        ABORTED with reason READER_STALLED: a result was left unread for 15 s.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

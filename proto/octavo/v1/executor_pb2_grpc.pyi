@@ -70,6 +70,7 @@ class ExecutorServiceStub:
     a higher epoch. Reason MODEL_MISMATCH: the claim expects another model or block
     size. Reason OUT_OF_ORDER: previous_step_id was not the last step.
     INVALID_ARGUMENT: a plan does not parse, or a claim's epoch is 0 or at least 2^62.
+    ABORTED with reason READER_STALLED: a result was left unread for 15 s.
     """
     Audit: _grpc.UnaryUnaryMultiCallable[_executor_pb2.AuditRequest, _executor_pb2.AuditResponse]
     """Audit returns a digest of every row's block table and length, to be compared
@@ -90,6 +91,7 @@ class ExecutorServiceAsyncStub(ExecutorServiceStub):
     a higher epoch. Reason MODEL_MISMATCH: the claim expects another model or block
     size. Reason OUT_OF_ORDER: previous_step_id was not the last step.
     INVALID_ARGUMENT: a plan does not parse, or a claim's epoch is 0 or at least 2^62.
+    ABORTED with reason READER_STALLED: a result was left unread for 15 s.
     """
     Audit: _aio.UnaryUnaryMultiCallable[_executor_pb2.AuditRequest, _executor_pb2.AuditResponse]  # type: ignore[assignment]
     """Audit returns a digest of every row's block table and length, to be compared
@@ -119,6 +121,7 @@ class ExecutorServiceServicer(metaclass=_abc_1.ABCMeta):
         a higher epoch. Reason MODEL_MISMATCH: the claim expects another model or block
         size. Reason OUT_OF_ORDER: previous_step_id was not the last step.
         INVALID_ARGUMENT: a plan does not parse, or a claim's epoch is 0 or at least 2^62.
+        ABORTED with reason READER_STALLED: a result was left unread for 15 s.
         """
 
     @_abc_1.abstractmethod

@@ -1,0 +1,269 @@
+"""The executors of one scheduler: which there are, which are ours, and who runs where.
+
+    addresses (list, DNS) ─> sessions ─> fair share ─> claimed ─> requests, by cached prefix
+                                                          │           and load
+                             lost, draining, given back ──┴─> groups move to the others
+
+Invariant: a live request is in the core of exactly one session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterable
+from typing import Protocol
+
+import structlog
+
+from scheduler_svc import placement
+from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.core.request import Request
+from scheduler_svc.core.scheduler import Scheduler
+from scheduler_svc.core.state import Outcome
+from scheduler_svc.discovery import Discovery, Place
+from scheduler_svc.errors import OctavoError, Unavailable
+from scheduler_svc.executor_session import ExecutorSession
+from scheduler_svc.share import fair_share
+
+_log = structlog.get_logger()
+
+_TEND_SECONDS = 0.25
+_RESOLVE_SECONDS = 5.0
+_FRESH_SECONDS = 5.0
+"""How long an executor's answer counts: as long as executors remember who asked."""
+_RELEASE_AFTER_SECONDS = 2.0
+"""How long too many executors are held before one is given back: views settle meanwhile."""
+
+
+class RequestOwner(Protocol):
+    """Whose requests run here; all calls come from the event loop."""
+
+    def deliver(self, core: Scheduler, outcome: Outcome) -> None:
+        """Take what happened in a core."""
+
+    def note_place(self, request_id: str, session: ExecutorSession) -> None:
+        """A request has moved to a session."""
+
+    def give_up(self, request_id: str, error: OctavoError) -> None:
+        """A request has waited too long for an executor."""
+
+
+class Fleet:
+    """Keeps sessions to all executors, and requests where they can run.
+
+    Attributes:
+        sessions: one per address, in the order of their coming.
+        is_draining: executors are given back as they become idle, and none is claimed.
+        died: done, with the reason, once a session or this object has failed.
+    """
+
+    def __init__(self, config: SchedulerConfig, fingerprint: str, owner: RequestOwner) -> None:
+        """Prepare; `start` connects.
+
+        Args:
+            config: the service's settings.
+            fingerprint: of the model; executors with another one are refused.
+            owner: of the requests.
+        Raises:  TlsError: if the files of the TLS to executors cannot be used.
+        """
+        self.is_draining = False
+        self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
+        self._config = config
+        self._fingerprint = fingerprint
+        self._owner = owner
+        self._discovery = Discovery(config.executors, config.executor_server_name)
+        self._sessions: dict[Place, ExecutorSession] = {}
+        self._tasks: dict[ExecutorSession, asyncio.Task[None]] = {}
+        self._tender: asyncio.Task[None] | None = None
+        self._next_resolve = 0.0
+        self._too_many_since: float | None = None
+        for place in self._discovery.fixed:
+            self._sessions[place] = self._new_session(place)
+
+    @property
+    def sessions(self) -> list[ExecutorSession]:
+        """One per address, in the order of their coming."""
+        return list(self._sessions.values())
+
+    # -- life ----------------------------------------------------------------------
+
+    async def start(self) -> None:
+        """Begin to connect."""
+        for session in self.sessions:
+            self._run(session)
+        self._tender = asyncio.create_task(self._tend_for_ever())
+        self._tender.add_done_callback(self._note_end)
+
+    async def stop(self) -> None:
+        """Let go of all executors."""
+        tasks = list(self._tasks.values())
+        if self._tender is not None:
+            tasks.append(self._tender)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _new_session(self, place: Place) -> ExecutorSession:
+        return ExecutorSession(
+            place.address, self._config, self._fingerprint, self, place.server_name
+        )
+
+    def _run(self, session: ExecutorSession) -> None:
+        task = asyncio.create_task(session.run())
+        task.add_done_callback(self._note_end)
+        self._tasks[session] = task
+
+    def _note_end(self, task: asyncio.Task[None]) -> None:
+        """All tasks run for ever: one that ends by an error leaves what cannot be trusted."""
+        if not task.cancelled() and not self.died.done():
+            self.died.set_result(task.exception() or RuntimeError("a task of the fleet ended"))
+
+    # -- requests ------------------------------------------------------------------
+
+    def place(self, request: Request) -> ExecutorSession:
+        """Give a new request to the executor where it costs least.
+
+        Raises:  NeverFits, QueueFull, Unavailable.
+        """
+        sessions = self._takers()
+        if not sessions:
+            raise Unavailable(f"no executor takes requests ({self.why_none()})")
+        return placement.place(request, sessions)
+
+    def why_none(self) -> str:
+        """Say in one line why no executor can be used."""
+        reasons = [
+            f"{session.address}: {'is shutting down' if session.connected else session.last_error}"
+            for session in self.sessions
+        ]
+        return "; ".join(reasons) or "none is found"
+
+    def _takers(self) -> list[ExecutorSession]:
+        return [session for session in self._sessions.values() if session.takes_requests]
+
+    # -- what sessions call --------------------------------------------------------
+
+    def deliver(self, core: Scheduler, outcome: Outcome) -> None:
+        """Take what happened in a core."""
+        self._owner.deliver(core, outcome)
+
+    def may_claim(self, session: ExecutorSession) -> bool:
+        """Whether a free executor should be claimed: we hold fewer than our share."""
+        if self.is_draining or session not in self._tasks:
+            return False
+        held = sum(s.connected or s.is_claiming for s in self._sessions.values())
+        return held < self._share()
+
+    def note_change(self) -> None:
+        """Bring requests from where they cannot go on to where they can."""
+        takers = self._takers()
+        if not takers:
+            return
+        for source in self.sessions:
+            if not source.takes_requests and source.core is not None and source.core.has_requests:
+                self._move(source, [taker for taker in takers if taker is not source])
+
+    def _move(self, source: ExecutorSession, takers: list[ExecutorSession]) -> None:
+        """Move a session's groups; one that still runs them goes on with those it must keep."""
+        if not takers:
+            return
+        if source.connected:
+            if not placement.fits_elsewhere(source, takers):
+                return
+            source.deliver()
+            source.leave()
+        num_moved = placement.move(source, takers, self._owner.note_place)
+        for session in (source, *takers):
+            session.deliver()
+        if num_moved:
+            _log.info("requests_moved", executor=source.address, num_requests=num_moved)
+
+    # -- whose executors are whose -------------------------------------------------
+
+    def _share(self) -> int:
+        """How many executors should be ours, by what they say of themselves."""
+        me, now = self._config.scheduler_id, time.monotonic()
+        owners: list[str] = []
+        schedulers: set[str] = set()
+        for session in self._sessions.values():
+            seen = session.seen
+            is_fresh = seen is not None and now - seen.at < _FRESH_SECONDS
+            if session.is_draining or not (session.connected or is_fresh):
+                continue
+            owners.append(me if session.connected else seen.owner if seen else "")
+            schedulers.update(seen.schedulers if seen and is_fresh else ())
+        return fair_share(me, owners, schedulers)
+
+    async def _tend_for_ever(self) -> None:
+        while True:
+            now = time.monotonic()
+            if self._discovery.has_names and now >= self._next_resolve:
+                await self._look_for_places()
+                self._next_resolve = now + _RESOLVE_SECONDS
+            self._tend_orphans(now)
+            self._give_back(now)
+            await asyncio.sleep(_TEND_SECONDS)
+
+    def _tend_orphans(self, now: float) -> None:
+        """Let deadlines reach requests that have no executor, and none of them wait for ever."""
+        for session in self.sessions:
+            core = session.core
+            if session.connected or core is None or not core.has_requests:
+                continue
+            core.expire(now)
+            session.deliver()
+            waited = now - session.lost_at
+            if waited > self._config.orphan_timeout_seconds:
+                error = Unavailable(f"no executor came within {waited:.0f} s: resume elsewhere")
+                for request_id in list(core.state.groups):
+                    core.cancel(request_id)
+                    core.take_outcome()
+                    self._owner.give_up(request_id, error)
+
+    def _give_back(self, now: float) -> None:
+        """Give back an executor that is beyond our share, or idle while it or we are leaving."""
+        held = [session for session in self._sessions.values() if session.connected]
+        for session in held:
+            is_idle = session.core is None or not session.core.has_requests
+            if is_idle and (self.is_draining or session.is_draining):
+                session.leave()
+        if self.is_draining:
+            return
+        if len(held) <= max(1, self._share()):
+            self._too_many_since = None
+            return
+        self._too_many_since = self._too_many_since or now
+        if now - self._too_many_since < _RELEASE_AFTER_SECONDS:
+            return
+        self._too_many_since = None
+        session = min(held, key=lambda each: each.load_tokens)
+        takers = [taker for taker in self._takers() if taker is not session]
+        if takers and placement.fits_elsewhere(session, takers):
+            _log.info("executor_given_back", executor=session.address)
+            session.deliver()
+            session.leave()
+            self._move(session, takers)
+
+    # -- places that come and go ---------------------------------------------------
+
+    async def _look_for_places(self) -> None:
+        places = await self._discovery.find()
+        self._forget_places(set(places))
+        for place in places:
+            if place not in self._sessions:
+                _log.info("executor_found", executor=place.address)
+                session = self._sessions[place] = self._new_session(place)
+                self._run(session)
+
+    def _forget_places(self, known: Iterable[Place]) -> None:
+        """Drop sessions whose address is gone, once nothing is connected or waits there."""
+        for place, session in list(self._sessions.items()):
+            has_requests = session.core is not None and session.core.has_requests
+            if place in known or session.connected or session.is_claiming or has_requests:
+                continue
+            _log.info("executor_forgotten", executor=place.address)
+            del self._sessions[place]
+            task = self._tasks.pop(session)
+            task.remove_done_callback(self._note_end)
+            task.cancel()
