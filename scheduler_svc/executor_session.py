@@ -139,6 +139,7 @@ class ExecutorSession:
         self.connected = False
         self.lost_at = time.monotonic()
         self._left.set()
+        self._wake.set()
 
     @property
     def takes_requests(self) -> bool:
@@ -240,12 +241,10 @@ class ExecutorSession:
                 raise ExecutorLost(f"did not answer the claim within {timeout:g} s") from error
             self._begin(description)
             await self._serve(stub, call)
-            await _say_goodbye(call)
         finally:
             self.is_claiming = False
             if self.connected:
-                self.connected = False
-                self.lost_at = time.monotonic()
+                self.leave()
             call.cancel()
 
     async def _claim(self, call: Any, described: pb.DescribeResponse) -> pb.DescribeResponse:
@@ -285,8 +284,9 @@ class ExecutorSession:
 
         Raises:  ExecutorLost, AioRpcError: if it is lost.
         """
+        writer = asyncio.create_task(self._write_plans(call))
         tasks = [
-            asyncio.create_task(self._write_plans(call)),
+            writer,
             asyncio.create_task(self._read_results(call)),
             asyncio.create_task(self._watch_progress()),
             asyncio.create_task(self._keep_asking(stub)),
@@ -297,7 +297,13 @@ class ExecutorSession:
             if not self._left.is_set():
                 for task in done:
                     task.result()
+        except asyncio.CancelledError:
+            self.leave()
+            raise
         finally:
+            if self._left.is_set():
+                # Before the tasks are cancelled: gRPC cancels the call with a read of it.
+                await _say_goodbye(call, writer)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -305,7 +311,7 @@ class ExecutorSession:
     async def _write_plans(self, call: Any) -> None:
         core = self.core
         assert core is not None
-        while True:
+        while self.connected:
             await self._wake.wait()
             self._wake.clear()
             while self.connected:
@@ -389,9 +395,10 @@ class ExecutorSession:
             _log.warning("executor_lost", executor=self.address, reason=reason)
 
 
-async def _say_goodbye(call: Any) -> None:
+async def _say_goodbye(call: Any, writer: asyncio.Task[None]) -> None:
     """End a stream in order, so that the executor is free at once; but wait for nobody long."""
     with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
         async with asyncio.timeout(_GOODBYE_SECONDS):
+            await asyncio.wait({writer})
             await call.done_writing()
             await call.code()

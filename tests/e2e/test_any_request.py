@@ -39,6 +39,7 @@ async def exchange(target: str, request: inference_pb2.GenerateRequest) -> None:
     check_stream(events, request.n or 1)
 
 
+@pytest.mark.timeout(60 + 2 * NUM_REQUESTS)
 @settings(
     max_examples=NUM_REQUESTS,
     deadline=None,

@@ -48,4 +48,4 @@ def _break_value(body: Any, sound: Sequence[dict[str, Any]], rng: random.Random)
         case 2 if isinstance(place, list) and len(json.dumps(place)) < 1000:
             place *= rng.randint(2, 50)
         case _:
-            place[key] = rng.choice(_WILD)
+            place[key] = copy.deepcopy(rng.choice(_WILD))
