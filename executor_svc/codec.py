@@ -13,6 +13,8 @@ from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
 
+from executor_svc.errors import InvalidRequest
+
 M = TypeVar("M", bound=Message)
 
 
@@ -38,3 +40,13 @@ def deserializer(kind: type[M]) -> Callable[[bytes], M | Malformed]:
             return Malformed(kind.__name__, len(data))
 
     return parse
+
+
+def require_message(received: M | Malformed) -> M:
+    """Give the message, or refuse bytes that are none.
+
+    Raises:  InvalidRequest: with what was expected.
+    """
+    if isinstance(received, Malformed):
+        raise InvalidRequest(str(received))
+    return received

@@ -26,6 +26,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from executor_svc.errors import DeviceLost, StaleEpoch, StartupError
+from executor_svc.ownership import Fence
 from executor_svc.plan import Description, Outcome, Plan, RowDigest
 
 _MAX_JOBS = 64
@@ -107,7 +108,7 @@ class DeviceThread:
     def __init__(self, load: Callable[[], Engine]) -> None:
         self._load = load
         self._jobs: queue.Queue[_Job | None] = queue.Queue(_MAX_JOBS)
-        self._epoch = 0
+        self._fence = Fence()
         self._last_step_id = 0
         self._last_done_ns = 0
         self._on_device: _OnDevice | None = None
@@ -135,7 +136,7 @@ class DeviceThread:
 
     def claim(self, epoch: int) -> Future[None]:
         """Forget all rows, and from now on refuse plans of other epochs."""
-        self._epoch = epoch
+        self._fence.raise_to(epoch)
         job = _Claim(epoch, Future())
         self._put(job)
         return job.answer
@@ -208,7 +209,7 @@ class DeviceThread:
                 self._last_done_ns = time.perf_counter_ns()
                 job.answer.set_result(None)
             else:
-                job.answer.set_result(Audit(self._epoch, self._last_step_id, engine.audit()))
+                job.answer.set_result(Audit(self._fence.epoch, self._last_step_id, engine.audit()))
         except BaseException as error:
             if not job.answer.done():
                 job.answer.set_exception(_as_lost(error))
@@ -219,8 +220,10 @@ class DeviceThread:
                 self._busy_since_ns = None
 
     def _step(self, engine: Engine, job: _Step, begin: int) -> None:
-        if job.plan.epoch != self._epoch:
-            job.answer.set_exception(StaleEpoch(f"epoch {self._epoch} was claimed meanwhile"))
+        try:
+            self._fence.check(job.plan.epoch)
+        except StaleEpoch as error:
+            job.answer.set_exception(error)
             return
         # Either the plan waited for the device or the device for the plan.
         is_free, free_since_ns = self._on_device is None, self._last_done_ns

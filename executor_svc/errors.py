@@ -12,6 +12,7 @@ ExecutorError
     ├── StaleEpoch       another scheduler holds, or took, a higher epoch
     ├── ModelMismatch    the claim expects another model or block size
     ├── OutOfOrder       a plan was lost, repeated or reordered
+    ├── ReaderStalled    the owner is connected and does not read its results
     └── Draining         the executor is shutting down
 
 `servicer.py` maps them to gRPC status codes; a step's own errors travel in its
@@ -71,3 +72,7 @@ class OutOfOrder(ClaimRefused):
 
 class Draining(ClaimRefused):
     """The executor is shutting down and takes no owner."""
+
+
+class ReaderStalled(ClaimRefused):
+    """The owner is connected and does not read its results."""

@@ -31,7 +31,8 @@ class Lease:
         self.scheduler_id = scheduler_id
         self.epoch = epoch
         self.last_step_id = 0
-        self.ended: asyncio.Future[ClaimRefused] = asyncio.get_running_loop().create_future()
+        self.end_reason: ClaimRefused | None = None
+        self._has_ended = asyncio.Event()
 
     def follow(self, *, epoch: int, step_id: int, previous_step_id: int) -> None:
         """Accept the next plan.
@@ -51,8 +52,39 @@ class Lease:
 
     def end(self, reason: ClaimRefused) -> None:
         """End the owner's stream with a reason; only the first one counts."""
-        if not self.ended.done():
-            self.ended.set_result(reason)
+        if self.end_reason is None:
+            self.end_reason = reason
+            self._has_ended.set()
+
+    async def wait_end(self) -> ClaimRefused:
+        """Wait for the reason to end; an owner that leaves by itself has none."""
+        await self._has_ended.wait()
+        assert self.end_reason is not None
+        return self.end_reason
+
+
+class Fence:
+    """Lets plans of the epoch that was claimed last through to the rows, and no others.
+
+    A claim raises it at once. The rows are forgotten in their turn, after the step that
+    is being computed; plans of older epochs that still wait behind that step do not run.
+    """
+
+    def __init__(self) -> None:
+        self.epoch = 0
+
+    def raise_to(self, epoch: int) -> None:
+        """Refuse plans of other epochs from now on."""
+        self.epoch = epoch
+
+    def check(self, epoch: int) -> None:
+        """Pass a plan, just before it changes anything.
+
+        Raises:
+            StaleEpoch: if its epoch is not the one claimed last.
+        """
+        if epoch != self.epoch:
+            raise StaleEpoch(f"epoch {self.epoch} was claimed meanwhile")
 
 
 class Ownership:

@@ -36,6 +36,8 @@ _OPTIONS: list[tuple[str, int]] = [
     # A scheduler behind a cut network must be noticed, so that another may follow.
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
+    # In gRPC 1.85 it is this one that counts.
+    ("grpc.http2.ping_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
     # Of one connection, which whoever reaches the port may open.
@@ -46,6 +48,7 @@ _OPTIONS: list[tuple[str, int]] = [
 ]
 
 _WATCH_SECONDS = 0.2
+_DRAIN_POLL_SECONDS = 0.05
 _STOP_SECONDS = 1.0
 _JOIN_SECONDS = 2.0
 
@@ -136,17 +139,23 @@ class ExecutorServer:
         return await _outcome(self._device.died)
 
     async def drain(self) -> None:
-        """Take no new owner and leave the present one time to move its rows."""
+        """Take no new owner, and leave the present one time to move its rows.
+
+        Ends once the owner has left or has no rows, or the grace is over.
+        """
         self._servicer.drain()
         if self._watcher is not None:
             self._watcher.cancel()
         await self._health.enter_graceful_shutdown()
         give_up = time.monotonic() + self._config.grace_seconds
-        while self._servicer.lease is not None and self._device.num_rows:
+        while self._servicer.lease is not None:
+            # First of all: what the owner is told goes out before its stream may end.
+            await asyncio.sleep(_DRAIN_POLL_SECONDS)
+            if not self._device.num_rows:
+                break
             if time.monotonic() >= give_up:
                 _log.warning("drain_timed_out", num_rows=self._device.num_rows)
                 break
-            await asyncio.sleep(_WATCH_SECONDS / 4)
         if self._servicer.lease is not None:
             self._servicer.lease.end(Draining("this executor is shutting down"))
 

@@ -106,9 +106,9 @@ def result_to_proto(outcome: Outcome) -> pb.StepResult:
 
 
 def description_to_proto(
-    description: Description, *, epoch: int, owner: str
+    description: Description, *, epoch: int, owner: str, schedulers: list[str], draining: bool
 ) -> pb.DescribeResponse:
-    """Write what this executor is, and who owns it."""
+    """Write what this executor is, who owns it and who would like to."""
     return pb.DescribeResponse(
         model=description.model,
         fingerprint=description.fingerprint,
@@ -127,6 +127,8 @@ def description_to_proto(
         octavo_version=description.octavo_version,
         epoch=epoch,
         owner=owner,
+        schedulers=schedulers,
+        draining=draining,
     )
 
 

@@ -125,6 +125,7 @@ async def test_draining_waits_for_the_rows(start: Callable[..., Any], gated: Gat
     await running.health_becomes("NOT_SERVING")
     code, reason, _ = await (await running.claim(2)).refusal()
     assert (code, reason) == (grpc.StatusCode.UNAVAILABLE, "DRAINING")
+    assert (await stream.read()).draining
     assert (await stream.step()).step_id == 2
     assert not draining.done()
     await stream.step(finish_rows=[0])

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from executor_svc.errors import InvalidRequest, ModelMismatch, OutOfOrder, StaleEpoch
-from executor_svc.ownership import Lease, Ownership
+from executor_svc.ownership import Fence, Lease, Ownership
 from executor_svc.plan import Description
 
 DESCRIPTION = Description(
@@ -38,9 +38,10 @@ async def test_a_higher_epoch_ends_the_older_lease() -> None:
     ownership = Ownership()
     old = claim(ownership, "a", 1)
     new = claim(ownership, "b", 5)
-    assert isinstance(old.ended.result(), StaleEpoch)
-    assert "b took epoch 5" in str(old.ended.result())
-    assert not new.ended.done()
+    assert isinstance(old.end_reason, StaleEpoch)
+    assert await old.wait_end() is old.end_reason
+    assert "b took epoch 5" in str(old.end_reason)
+    assert new.end_reason is None
     assert (ownership.owner, ownership.epoch) == ("b", 5)
 
 
@@ -72,7 +73,7 @@ async def test_a_mismatch_names_both_and_leaves_the_owner() -> None:
     with pytest.raises(ModelMismatch, match=r"blocks of 32.*blocks of 16"):
         claim(ownership, "b", 2, block_size=32)
     assert ownership.owner == "a"
-    assert not lease.ended.done()
+    assert lease.end_reason is None
 
 
 async def test_a_late_release_does_not_free_the_new_owner() -> None:
@@ -101,3 +102,21 @@ async def test_block_size_alone_may_be_expected() -> None:
     other = dataclasses.replace(DESCRIPTION, block_size=32, fingerprint="zzz")
     lease = Ownership().claim(other, scheduler_id="a", epoch=1, fingerprint="", block_size=32)
     assert lease.epoch == 1
+
+
+async def test_only_the_first_reason_to_end_counts() -> None:
+    """A lease that was taken stays taken, whatever comes after."""
+    lease = claim(Ownership(), "a", 1)
+    lease.end(StaleEpoch("first"))
+    lease.end(OutOfOrder("second"))
+    assert str(await lease.wait_end()) == "first"
+
+
+def test_the_fence_lets_only_the_last_epoch_through() -> None:
+    """Neither an older nor a newer one than the one that was claimed."""
+    fence = Fence()
+    fence.raise_to(4)
+    fence.check(4)
+    for epoch in (0, 3, 5):
+        with pytest.raises(StaleEpoch, match="epoch 4 was claimed meanwhile"):
+            fence.check(epoch)

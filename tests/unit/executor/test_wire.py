@@ -18,7 +18,8 @@ from executor_svc.plan import (
     StepErrorKind,
     Timings,
 )
-from executor_svc.wire import plan_from_proto, result_to_proto
+from executor_svc.wire import description_to_proto, plan_from_proto, result_to_proto
+from tests.unit.executor.test_ownership import DESCRIPTION
 
 
 def full_sampling() -> types_pb2.SamplingParams:
@@ -159,3 +160,13 @@ def test_plan_has_no_field_that_the_wire_lacks() -> None:
     on_wire = {field.name for field in pb.StepPlan.DESCRIPTOR.fields}
     ours = {field.name for field in dataclasses.fields(Plan)}
     assert ours - {"broken"} == on_wire - {"claim", "previous_step_id"}
+
+
+def test_a_description_says_who_owns_and_who_asks() -> None:
+    """What the model is and what changes by the second stand in one message."""
+    written = description_to_proto(
+        DESCRIPTION, epoch=3, owner="b", schedulers=["a", "b"], draining=True
+    )
+    assert (written.epoch, written.owner, written.draining) == (3, "b", True)
+    assert list(written.schedulers) == ["a", "b"]
+    assert (written.model, written.fingerprint, written.block_size) == ("m", "abc", 16)
