@@ -35,6 +35,10 @@ def main(argv: list[str] | None = None) -> int:
         config = read_config(sys.argv[1:] if argv is None else argv)
     except StartupError as error:
         return _complain(error, _EXIT_USAGE)
+    try:
+        _check_packages()
+    except StartupError as error:
+        return _complain(error, _EXIT_STARTUP)
     _prepare_environment()
     import asyncio
 
@@ -49,6 +53,19 @@ def main(argv: list[str] | None = None) -> int:
     except StartupError as error:
         status = _complain(error, _EXIT_STARTUP)
     return _leave(status)
+
+
+def _check_packages() -> None:
+    """Miss what runs a model before it is fetched, and without loading it.
+
+    Raises:
+        StartupError: if the extra was not installed.
+    """
+    from importlib.util import find_spec
+
+    for name in ("torch", "transformers"):
+        if find_spec(name) is None:
+            raise StartupError(f"{name} is not installed: pip install 'octavo[executor]'")
 
 
 def _load(config: ExecutorConfig) -> Engine:

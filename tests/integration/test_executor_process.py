@@ -137,6 +137,30 @@ def test_a_missing_model_is_one_line(environment: dict[str, str], tmp_path: Path
     assert "nowhere" in line
 
 
+@pytest.mark.parametrize("missing", ["torch", "transformers"])
+def test_a_missing_extra_is_one_line(environment: dict[str, str], missing: str) -> None:
+    """What runs a model is missed before a model is looked for, in one line, status 1."""
+    code = (
+        "import importlib.util, sys\n"
+        "found = importlib.util.find_spec\n"
+        f"importlib.util.find_spec = lambda name: None if name == {missing!r} else found(name)\n"
+        "from executor_svc.__main__ import main\n"
+        "sys.exit(main(['--model', '/no/such/model']))\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=WAIT,
+        check=False,
+    )
+    assert ended.returncode == 1
+    assert ended.stderr == (
+        f"octavo executor: {missing} is not installed: pip install 'octavo[executor]'\n"
+    )
+
+
 def test_a_wrong_flag_is_one_line(environment: dict[str, str]) -> None:
     """A flag out of bounds is named with its bound, status 2."""
     ended = run(environment, "--block-size", "4")
