@@ -52,6 +52,7 @@ _METAVARS = {
     "step_timeout_seconds": "SECONDS",
     "min_step_timeout_seconds": "SECONDS",
     "orphan_timeout_seconds": "SECONDS",
+    "handover_seconds": "SECONDS",
     "claim_timeout_seconds": "SECONDS",
     "grace_seconds": "SECONDS",
     "reader_timeout_seconds": "SECONDS",
@@ -217,7 +218,14 @@ class SchedulerConfig(BaseSettings):
         gt=0.0,
         le=86400.0,
         description="Seconds that running requests wait for an executor after theirs was lost "
-        "and there is no other.",
+        "and there is no other. Then they end with UNAVAILABLE, and clients may resume them.",
+    )
+    handover_seconds: float = Field(
+        5.0,
+        gt=0.0,
+        le=86400.0,
+        description="The same while another scheduler has an executor, and clients that resume "
+        "find it.",
     )
     claim_timeout_seconds: float = Field(
         10.0,

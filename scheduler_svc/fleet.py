@@ -214,12 +214,21 @@ class Fleet:
             core.expire(now)
             session.deliver()
             waited = now - session.lost_at
-            if waited > self._config.orphan_timeout_seconds:
+            if waited > self._orphan_seconds(now):
                 error = Unavailable(f"no executor came within {waited:.0f} s: resume elsewhere")
                 for request_id in list(core.state.groups):
                     core.cancel(request_id)
                     core.take_outcome()
                     self._owner.give_up(request_id, error)
+
+    def _orphan_seconds(self, now: float) -> float:
+        """How long requests wait: not long, where a client that resumes will be served."""
+        mine = ("", self._config.scheduler_id)
+        for session in self._sessions.values():
+            seen = session.seen
+            if seen is not None and now - seen.at < _FRESH_SECONDS and seen.owner not in mine:
+                return min(self._config.handover_seconds, self._config.orphan_timeout_seconds)
+        return self._config.orphan_timeout_seconds
 
     def _give_back(self, now: float) -> None:
         """Give back an executor that is beyond our share, or idle while it or we are leaving."""

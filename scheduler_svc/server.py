@@ -84,6 +84,10 @@ class SchedulerServer:
                 ("grpc.so_reuseport", 0),
                 # Clients may ping this often while nothing is sent.
                 ("grpc.http2.min_ping_interval_without_data_ms", 5_000),
+                # A client that vanished without a word is noticed, and its blocks freed.
+                ("grpc.keepalive_time_ms", 10_000),
+                ("grpc.keepalive_timeout_ms", 5_000),
+                ("grpc.http2.ping_timeout_ms", 5_000),
                 ("grpc.max_concurrent_streams", self.config.max_connection_calls),
                 # Both: between two different bounds gRPC refuses by chance.
                 ("grpc.max_metadata_size", _MAX_METADATA_BYTES),

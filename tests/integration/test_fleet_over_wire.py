@@ -197,6 +197,25 @@ async def test_nobody_waits_for_an_executor_for_ever(rig: Rig) -> None:
     assert engine.num_requests == 0
 
 
+async def test_requests_are_handed_over_where_another_scheduler_works(rig: Rig) -> None:
+    """Long before they would be given up: their clients resume there."""
+    addresses = [await rig.executor() for _ in range(2)]
+    first = await rig.engine(*addresses, scheduler_id="first", handover_seconds=0.5)
+    second = await rig.engine(*addresses, scheduler_id="second")
+    await until(lambda: len(held(first)) == len(held(second)) == 1)
+    stream = await submit(first, "orphan", [5, 6], 200)
+    tokens = [token for output in await stream.receive() for token in output.tokens]
+    await rig.kill(held(first)[0])
+    with pytest.raises(Unavailable, match="resume elsewhere"):
+        while True:
+            tokens += [token for output in await stream.receive() for token in output.tokens]
+    request = Request(
+        "again", [5, 6], SamplingParams(temperature=0.0), 200, resumed={0: tuple(tokens)}
+    )
+    rest = (await read_all(await second.submit(request))).tokens
+    assert [*tokens, *rest] == expected([5, 6], 200)
+
+
 async def test_a_deadline_passes_without_an_executor(rig: Rig) -> None:
     """It ends the request all the same."""
     import time

@@ -81,9 +81,11 @@ std::shared_ptr<grpc::Channel> open_channel(const Target& target, const ClientOp
   arguments.SetInt("grpc.initial_reconnect_backoff_ms", 100);
   arguments.SetInt("grpc.min_reconnect_backoff_ms", 100);
   arguments.SetInt("grpc.max_reconnect_backoff_ms", 2'000);
-  // A peer that vanished without a word (a cut network) is noticed.
-  arguments.SetInt("grpc.keepalive_time_ms", 30'000);
-  arguments.SetInt("grpc.keepalive_timeout_ms", 10'000);
+  // A peer that vanished without a word is missed after 15 s; some versions of gRPC look at
+  // one of these timeouts, some at the other.
+  arguments.SetInt("grpc.keepalive_time_ms", 10'000);
+  arguments.SetInt("grpc.keepalive_timeout_ms", 5'000);
+  arguments.SetInt("grpc.http2.ping_timeout_ms", 5'000);
   // Prompts of any length, and deltas with every log-probability, fit.
   arguments.SetMaxReceiveMessageSize(-1);
   arguments.SetMaxSendMessageSize(-1);

@@ -67,8 +67,8 @@ export function channelOptions({ isLocal }, tls) {
     'grpc.initial_reconnect_backoff_ms': 100,
     'grpc.max_reconnect_backoff_ms': 2_000,
     // A peer that vanished without a word (a cut network) is noticed.
-    'grpc.keepalive_time_ms': 30_000,
-    'grpc.keepalive_timeout_ms': 10_000,
+    'grpc.keepalive_time_ms': 10_000,
+    'grpc.keepalive_timeout_ms': 5_000,
     // Prompts of any length, and deltas with every log-probability, fit.
     'grpc.max_receive_message_length': -1,
     'grpc.max_send_message_length': -1,
