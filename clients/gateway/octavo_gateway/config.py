@@ -18,6 +18,7 @@ from octavo.settings import (
     settings_config,
     split_list,
 )
+from octavo_client import InvalidArgument, parse_target
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode
 
@@ -28,7 +29,7 @@ _PROG = "octavo gateway"
 # What --help calls the value of a flag that is neither a switch nor a choice.
 _METAVARS = {
     "listen": "HOST:PORT",
-    "target": "HOST:PORT",
+    "target": "HOST:PORT,...",
     "tls_cert": "FILE",
     "tls_key": "FILE",
     "ca_file": "FILE",
@@ -70,7 +71,7 @@ class GatewayConfig(BaseSettings):
         "127.0.0.1:50051",
         min_length=1,
         description="HOST:PORT of the scheduler, grpcs://HOST:PORT for TLS; a name with several "
-        "addresses is a set of replicas.",
+        "addresses, or a list HOST:PORT,HOST:PORT of IP addresses, is a set of replicas.",
     )
     insecure_target: bool = Field(
         False,
@@ -152,10 +153,12 @@ class GatewayConfig(BaseSettings):
 
     @model_validator(mode="after")
     def _ask_for_open_target(self) -> GatewayConfig:
-        scheme, separator, rest = self.target.partition("://")
-        host = (rest if separator else scheme).rpartition(":")[0].strip("[]")
-        has_tls = scheme == "grpcs" or self.ca_file is not None
-        if not (has_tls or self.insecure_target or is_loopback(host) or scheme[:5] == "unix:"):
+        try:
+            address = parse_target(self.target)
+        except InvalidArgument as error:
+            raise StartupError(f"--{error}") from None
+        has_tls = address.tls or self.ca_file is not None
+        if not (has_tls or self.insecure_target or address.is_loopback):
             raise StartupError(
                 f"--target must be reached over TLS or be a loopback address, got {self.target}; "
                 "use grpcs:// or --ca-file, or --insecure-target if the network is yours"

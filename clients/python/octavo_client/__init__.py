@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from octavo_client._async_client import AsyncClient, AsyncStream
+    from octavo_client._channel import Address, parse_target
     from octavo_client._client import Client, Stream
     from octavo_client._retry import NO_RETRIES, RetryPolicy
     from octavo_client._types import (
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "NO_RETRIES",
+    "Address",
     "AlreadyExists",
     "AsyncClient",
     "AsyncStream",
@@ -99,14 +101,17 @@ __all__ = [
     "Unauthenticated",
     "Unavailable",
     "Usage",
+    "parse_target",
 ]
 
 _HOMES = {
+    "Address": "_channel",
     "AsyncClient": "_async_client",
     "AsyncStream": "_async_client",
     "Client": "_client",
     "Stream": "_client",
     "NO_RETRIES": "_retry",
+    "parse_target": "_channel",
     "RetryPolicy": "_retry",
 }
 _MODULES = ("_types", "errors")

@@ -18,7 +18,7 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_gr
 from octavo_client import _protocol
 from octavo_client._channel import DEFAULT_TARGET
 from octavo_client._connection import Connection, ConnectionSettings
-from octavo_client._retry import RetryPolicy
+from octavo_client._retry import RetryPolicy, Turns
 from octavo_client._session import Session, name_deadline
 from octavo_client._status import error_from_status
 from octavo_client._types import (
@@ -43,8 +43,10 @@ class AsyncClient:
     are retried; streams that break are resumed (see `RetryPolicy`).
 
     Args:
-        target: HOST:PORT, grpc://HOST:PORT, grpcs://HOST:PORT (TLS) or gRPC's own forms;
-            a name with several addresses is a set of replicas.
+        target: HOST:PORT, grpc://HOST:PORT, grpcs://HOST:PORT (TLS) or gRPC's own forms.
+            Replicas are the addresses of one name, or a list of IP addresses: "10.0.0.1:50051,
+            10.0.0.2:50051". With TLS a list needs server_name. Calls go to all of them in turn;
+            RetryPolicy says what becomes of those that fail.
         timeout: deadline in seconds of `generate` and `stream`, unless the call gives one.
         unary_timeout: the same for all other calls.
         retry: bounds of retrying; None: RetryPolicy's defaults.
@@ -162,7 +164,7 @@ class AsyncClient:
             lambda message, seconds: self._inference.Generate(
                 message, timeout=seconds, metadata=metadata
             ),
-            Session(request, self._policy),
+            Session(request, self._policy, has_replicas=self._connection.has_replicas),
             self._timeout if timeout is None else timeout,
             self._target,
             self._on_retry,
@@ -275,7 +277,9 @@ class AsyncClient:
         metadata = self._connection.metadata(api_key)
         seconds = self._unary_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
-        for attempt in range(1, self._policy.max_attempts + 1):
+        turns = Turns(self._policy, has_replicas=self._connection.has_replicas)
+        attempt = 1
+        while True:
             try:
                 left = max(deadline - time.monotonic(), 0.0)
                 return await method(request, timeout=left, metadata=metadata)
@@ -284,11 +288,13 @@ class AsyncClient:
             error = name_deadline(error, time.monotonic(), deadline, seconds)
             if not self._policy.covers(error):
                 raise error
+            if turns.take(error):
+                continue
             delay = self._policy.delay(attempt, error.retry_after)
             if attempt == self._policy.max_attempts or time.monotonic() + delay >= deadline:
                 raise error
             await asyncio.sleep(delay)
-        raise AssertionError("max_attempts is at least 1")
+            attempt += 1
 
 
 class AsyncStream:

@@ -17,7 +17,7 @@ from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_gr
 from octavo_client import _protocol
 from octavo_client._channel import DEFAULT_TARGET
 from octavo_client._connection import Connection, ConnectionSettings
-from octavo_client._retry import RetryPolicy
+from octavo_client._retry import RetryPolicy, Turns
 from octavo_client._session import Session, name_deadline
 from octavo_client._status import error_from_status
 from octavo_client._types import (
@@ -129,7 +129,7 @@ class Client:
             lambda message, seconds: self._inference.Generate(
                 message, timeout=seconds, metadata=metadata
             ),
-            Session(request, self._policy),
+            Session(request, self._policy, has_replicas=self._connection.has_replicas),
             self._timeout if timeout is None else timeout,
             self._target,
             self._on_retry,
@@ -241,7 +241,9 @@ class Client:
         metadata = self._connection.metadata(api_key)
         seconds = self._unary_timeout if timeout is None else timeout
         deadline = time.monotonic() + seconds
-        for attempt in range(1, self._policy.max_attempts + 1):
+        turns = Turns(self._policy, has_replicas=self._connection.has_replicas)
+        attempt = 1
+        while True:
             try:
                 left = max(deadline - time.monotonic(), 0.0)
                 return method(request, timeout=left, metadata=metadata)
@@ -250,11 +252,13 @@ class Client:
             error = name_deadline(error, time.monotonic(), deadline, seconds)
             if not self._policy.covers(error):
                 raise error
+            if turns.take(error):
+                continue
             delay = self._policy.delay(attempt, error.retry_after)
             if attempt == self._policy.max_attempts or time.monotonic() + delay >= deadline:
                 raise error
             time.sleep(delay)
-        raise AssertionError("max_attempts is at least 1")
+            attempt += 1
 
 
 class Stream:

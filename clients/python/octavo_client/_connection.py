@@ -44,6 +44,7 @@ class Connection:
 
     Attributes:
         target: in gRPC's own form.
+        has_replicas: whether a second call may reach another process than the first.
     """
 
     def __init__(self, settings: ConnectionSettings) -> None:
@@ -53,6 +54,7 @@ class Connection:
         """
         address = parse_target(settings.target)
         self.target = address.target
+        self.has_replicas = address.may_have_replicas
         self._credentials = settings.credentials
         self._options: tuple[tuple[str, Any], ...] = address.options
         if settings.credentials is None:
@@ -112,6 +114,9 @@ def _read_tls(settings: ConnectionSettings, address: Address) -> ClientTls | Non
     if not address.tls and ca is None:
         _refuse_files(settings, "needs TLS: use grpcs:// or ca_file")
         return None
+    if address.is_list and not settings.server_name:
+        problem = "needed for a list of replicas with TLS: their certificates have one name"
+        raise InvalidArgument(f"server_name: {problem}", field="server_name", bound=problem)
     cert_name, cert = _file("cert_file", settings.cert_file)
     key_name, key = _file("key_file", settings.key_file)
     try:

@@ -6,15 +6,23 @@ import random
 from dataclasses import dataclass, field
 from typing import TypeGuard
 
-from octavo_client.errors import OctavoError, Overloaded, Unavailable
+from octavo_client.errors import ConnectionFailed, OctavoError, Overloaded, Unavailable
+
+_MAX_TURNS = 3
 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Bounds of retrying. Only what the service did not run, or can resume, is retried.
 
+    Where a target has replicas, one that is dead takes no attempt: gRPC leaves it out, as long
+    as another one answers. One that refuses, since it drains or has no executor, is followed by
+    the next at once, and only when they all refuse does the wait begin. If nothing answers at
+    all the last attempt fails within some two seconds, by the defaults.
+
     Attributes:
-        max_attempts: calls made in all before the first token came; 1 turns retrying off.
+        max_attempts: calls made in all before the first token came, or rounds of calls to
+            the replicas; 1 turns retrying off.
         resume_seconds: how long a stream that broke after tokens came may go without
             progress before the break is reported; 0 turns resuming off.
         initial_backoff_seconds: wait before the first retry; it doubles each time.
@@ -60,3 +68,27 @@ class RetryPolicy:
 
 
 NO_RETRIES = RetryPolicy(max_attempts=1, resume_seconds=0.0)
+
+
+class Turns:
+    """Tries at the other replicas, when one that was reached does not serve.
+
+    gRPC gives calls to its replicas in turn, and leaves out those that it has no connection
+    to. One that is connected and refuses (no executor, draining) keeps its turns; and since
+    all calls of a client take turns, the next try may meet the same one again. So a few
+    tries follow at once, which count as one attempt together with the first.
+    """
+
+    def __init__(self, policy: RetryPolicy, *, has_replicas: bool) -> None:
+        self._most = _MAX_TURNS if has_replicas and policy.max_attempts > 1 else 0
+        self._num_taken = 0
+
+    def take(self, error: OctavoError) -> bool:
+        """Whether to try again at once; if not, the next failure begins anew."""
+        # If there is no connection at all, none is there to turn to.
+        is_refusal = isinstance(error, Unavailable) and not isinstance(error, ConnectionFailed)
+        if is_refusal and self._num_taken < self._most:
+            self._num_taken += 1
+            return True
+        self._num_taken = 0
+        return False

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from octavo.v1 import inference_pb2
 
 from octavo_client._protocol import parse_event
-from octavo_client._retry import RetryPolicy
+from octavo_client._retry import RetryPolicy, Turns
 from octavo_client._types import Delta, Event, Finished, FinishReason, Started, Usage
 from octavo_client.errors import (
     Cancelled,
@@ -43,9 +43,17 @@ class Session:
     gap or a repeat, one Finished per choice, a Usage), however many calls it took.
     """
 
-    def __init__(self, request: inference_pb2.GenerateRequest, policy: RetryPolicy) -> None:
+    def __init__(
+        self,
+        request: inference_pb2.GenerateRequest,
+        policy: RetryPolicy,
+        *,
+        has_replicas: bool = False,
+    ) -> None:
+        """`has_replicas`: whether another call may reach another process."""
         self._request = request
         self._policy = policy
+        self._turns = Turns(policy, has_replicas=has_replicas)
         self._choices: dict[int, _Choice] = {}
         self._started: Started | None = None
         # A finish by cancellation or error is held back until the call's status is known:
@@ -53,7 +61,9 @@ class Session:
         self._held: list[Event] = []
         self._usage_seen = False
         self._num_calls = 0
-        self._num_failures = 0
+        self._num_turns = 0
+        self._num_broken = 0  # calls since a token came
+        self._num_failures = 0  # rounds of them
         self._failing_since: float | None = None
 
     @property
@@ -64,7 +74,7 @@ class Session:
     @property
     def is_new_outage(self) -> bool:
         """Whether the last failure was the first since a token came, or since the begin."""
-        return self._num_failures == 1
+        return self._num_broken == 1
 
     @property
     def is_complete(self) -> bool:
@@ -118,6 +128,7 @@ class Session:
         if not delta.token_ids and not delta.text:
             return ()
         choice.token_ids.extend(delta.token_ids)
+        self._num_broken = 0
         self._num_failures = 0
         self._failing_since = None
         return (delta,)
@@ -179,6 +190,10 @@ class Session:
             return None
         if not self._policy.covers(error, has_tokens=self.has_tokens):
             raise error
+        self._num_broken += 1
+        if self._turns.take(error):
+            self._num_turns += 1
+            return 0.0
         self._num_failures += 1
         delay = self._policy.delay(self._num_failures, error.retry_after)
         if self.has_tokens:
@@ -186,7 +201,7 @@ class Session:
                 self._failing_since = now
             if now + delay - self._failing_since > self._policy.resume_seconds:
                 raise error
-        elif self._num_calls >= self._policy.max_attempts:
+        elif self._num_calls - self._num_turns >= self._policy.max_attempts:
             raise error
         return delay
 

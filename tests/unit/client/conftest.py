@@ -7,6 +7,7 @@ is that number and a space. So any gap or repeat after a resume shows in the num
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
@@ -181,8 +182,8 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
             await asyncio.sleep(request.interval_ms / 1000)
 
 
-@pytest.fixture
-def fake() -> Iterator[FakeScheduler]:
+@contextlib.contextmanager
+def serving() -> Iterator[FakeScheduler]:
     """A fake scheduler that listens; its server has a thread and a loop of its own."""
     state = FakeScheduler()
     ready, loop = threading.Event(), asyncio.new_event_loop()
@@ -211,6 +212,20 @@ def fake() -> Iterator[FakeScheduler]:
     asyncio.run_coroutine_threadsafe(servers[0].stop(0), loop).result(10)
     loop.call_soon_threadsafe(loop.stop)
     thread.join(10)
+
+
+@pytest.fixture
+def fake() -> Iterator[FakeScheduler]:
+    """A fake scheduler that listens."""
+    with serving() as state:
+        yield state
+
+
+@pytest.fixture
+def other() -> Iterator[FakeScheduler]:
+    """Its replica."""
+    with serving() as state:
+        yield state
 
 
 @pytest.fixture

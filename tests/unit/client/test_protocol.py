@@ -120,6 +120,9 @@ def test_messages_may_be_mappings() -> None:
         ("[::1]:7", "[::1]:7", None),
         ("dns:///octavo.default:50051", "dns:///octavo.default:50051", None),
         ("unix:/run/octavo.sock", "unix:/run/octavo.sock", None),
+        ("10.0.0.1:1,10.0.0.2:2", "ipv4:10.0.0.1:1,10.0.0.2:2", None),
+        ("grpc://10.0.0.1:1, 10.0.0.2:2", "ipv4:10.0.0.1:1,10.0.0.2:2", False),
+        ("grpcs://[::1]:1,[fe80::2]:2", "ipv6:[::1]:1,[fe80::2]:2", True),
     ],
 )
 def test_targets(given: str, target: str, tls: bool | None) -> None:
@@ -129,7 +132,20 @@ def test_targets(given: str, target: str, tls: bool | None) -> None:
 
 
 @pytest.mark.parametrize(
-    "given", ["", "host", "host:port", "http://host:1", "host:1/path", "a:99999"]
+    "given",
+    [
+        "",
+        "host",
+        "host:port",
+        "http://host:1",
+        "host:1/path",
+        "a:99999",
+        "10.0.0.1:1,",
+        "10.0.0.1:1,10.0.0.2",
+        "a:1,10.0.0.2:1",
+        "localhost:1,127.0.0.1:2",
+        "10.0.0.1:1,[::1]:1",
+    ],
 )
 def test_bad_targets(given: str) -> None:
     """What is no address of ours is refused at once, naming target."""

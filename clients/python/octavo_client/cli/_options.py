@@ -23,7 +23,7 @@ def target_option(function: _F) -> _F:
         show_default=True,
         show_envvar=True,
         metavar="HOST:PORT",
-        help="Server to talk to; grpcs://HOST:PORT for TLS.",
+        help="Server to talk to; grpcs://HOST:PORT for TLS, HOST:PORT,HOST:PORT for replicas.",
     )(function)
 
 

@@ -40,6 +40,9 @@ BAD_FLAGS = [
     (["--listen", "localhost:65536"], "--listen", "up to 65535"),
     (["--listen", "0.0.0.0:8000"], "--listen", "--insecure-bind"),
     (["--target", "scheduler:50051"], "--target", "--insecure-target"),
+    (["--target", "127.0.0.1:1,10.0.0.1:1"], "--target", "--insecure-target"),
+    (["--target", "a:1,b:1"], "--target", "a list of IP addresses"),
+    (["--target", "scheduler"], "--target", "HOST:PORT"),
     (["--tls-cert", "a.pem"], "--tls-key", "both"),
     (["--key-file", "a.pem"], "--cert-file", "both"),
     (["--frobnicate"], "--frobnicate", "--help"),
@@ -68,6 +71,10 @@ def test_a_wrong_flag_is_named_with_its_bound(args: list[str], flag: str, bound:
         ["--target", "scheduler:50051", "--insecure-target"],
         ["--target", "[::1]:50051"],
         ["--target", "grpc://localhost:50051"],
+        ["--target", "unix:/run/octavo.sock"],
+        ["--target", "127.0.0.1:1,127.0.0.2:1"],
+        ["--target", "10.0.0.1:1,10.0.0.2:1", "--insecure-target"],
+        ["--target", "grpcs://10.0.0.1:1,10.0.0.2:1", "--server-name", "scheduler"],
     ],
 )
 def test_what_is_safe_or_allowed_is_taken(args: list[str]) -> None:
@@ -106,10 +113,10 @@ def test_a_port_in_use_is_one_line() -> None:
 
 
 def test_a_certificate_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
-    """Naming both flags and what is wrong."""
+    """Naming the flag and what is wrong."""
     missing, garbage = tmp_path / "missing.pem", tmp_path / "garbage.pem"
     garbage.write_text("no certificate")
-    for file, said in ((missing, "No such file"), (garbage, "not a certificate")):
+    for file, said in ((missing, "No such file"), (garbage, "no PEM certificate")):
         flags = ("--listen", "127.0.0.1:0", "--tls-cert", str(file), "--tls-key", str(file))
         code, line = refusal(*flags)
         assert code == 1
