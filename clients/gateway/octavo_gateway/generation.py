@@ -25,7 +25,6 @@ from octavo_gateway.exchange import Exchange
 from octavo_gateway.metrics import Progress
 from octavo_gateway.places import Places
 from octavo_gateway.served import Served
-from octavo_gateway.tokens import ids_in, ids_of
 from octavo_gateway.translate import Call, Job
 
 MAX_CALLS_AT_ONCE = 64  # of one HTTP request with many prompts
@@ -89,6 +88,7 @@ class Generation:
         Raises:
             ApiError: for what any of the calls failed with.
         """
+        await self._learn_tokens()
         renderer = self._renderer
         usages: list[Usage] = []
         async with aclosing(self._events()) as events:
@@ -97,7 +97,7 @@ class Generation:
                     case Started():
                         payloads = renderer.started(call)
                     case Delta():
-                        payloads = await self._delta(call, event)
+                        payloads = self._delta(call, event)
                     case Finished():
                         payloads = renderer.finished(call, _sound(event))
                     case Usage():
@@ -111,12 +111,15 @@ class Generation:
             await exchange.event(renderer.usage(usage))
         await exchange.end_events()
 
-    async def _delta(self, call: int, delta: Delta) -> Iterable[Payload]:
+    async def _learn_tokens(self) -> None:
+        """See to it that the answer can name tokens, before it begins."""
+        if self._names_tokens:
+            with translated(self._job.calls[0].names):
+                await self._vocabulary.fetch_all(self._api_key)
+
+    def _delta(self, call: int, delta: Delta) -> Iterable[Payload]:
         if not delta.is_prompt:
             self._progress.received(len(delta.token_ids))
-        if self._names_tokens:
-            with translated(self._job.calls[call].names):
-                await self._vocabulary.fetch(ids_in(delta), self._api_key)
         return self._renderer.delta(call, delta)
 
     async def whole(self, exchange: Exchange) -> None:
@@ -125,6 +128,7 @@ class Generation:
         Raises:
             ApiError: for what any of the calls failed with.
         """
+        await self._learn_tokens()
         places = Places(MAX_CALLS_AT_ONCE)
         try:
             async with asyncio.TaskGroup() as group:
@@ -135,9 +139,6 @@ class Generation:
         except BaseExceptionGroup as failures:
             raise failures.exceptions[0] from None
         completions = [task.result() for task in tasks]
-        if self._names_tokens:
-            with translated(self._job.calls[0].names):
-                await self._vocabulary.fetch(_ids_of_all(completions), self._api_key)
         usage = _sum([completion.usage for completion in completions])
         self._progress.ended(usage)
         await exchange.answer(self._renderer.whole(completions, usage))
@@ -208,15 +209,6 @@ class Generation:
         """Give one call's parameters, under an id that leads from our log to the scheduler's."""
         request_id = f"{self._renderer.answer_id}.{number}"
         return {**self._job.params, "request_id": request_id}
-
-
-def _ids_of_all(completions: Iterable[Completion]) -> Iterable[int]:
-    for completion in completions:
-        for choice in completion.choices:
-            yield from choice.token_ids
-            yield from ids_of(choice.logprobs)
-            yield from choice.prompt_token_ids
-            yield from ids_of(choice.prompt_logprobs)
 
 
 def _sound(finished: Finished) -> Finished:

@@ -49,7 +49,7 @@ class Scheduler:
             # Several may ask at once: one must not wait, or fail, for another's key.
             model = await self._client.model(api_key=api_key)
             if self._served is None or self._served.model != model:
-                self._served = Served(model, Vocabulary(self._client))
+                self._served = Served(model, Vocabulary(self._client, model.vocab_size))
             self._served_until = self._clock() + _MODEL_SECONDS
         return self._served
 

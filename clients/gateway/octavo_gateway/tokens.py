@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import codecs
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from octavo_client import AsyncClient, Delta, PositionLogprobs
+from octavo_client import AsyncClient
 
 _MAX_IDS_PER_CALL = 4096  # the scheduler's bound
 
@@ -48,15 +49,33 @@ class Vocabulary:
     vocabulary has.
     """
 
-    def __init__(self, client: AsyncClient) -> None:
+    def __init__(self, client: AsyncClient, num_tokens: int) -> None:
+        """`num_tokens`: ids are below it."""
         self._client = client
+        self._num_tokens = num_tokens
         self._tokens: dict[int, Token] = {}
+        self._fetching = asyncio.Lock()
 
     def __getitem__(self, token_id: int) -> Token:
         return self._tokens[token_id]
 
+    async def fetch_all(self, api_key: str | None) -> None:
+        """See to it that every id is known: nothing to wait for, once it was done.
+
+        Before a request begins, not while it runs: a key that is revoked meanwhile must not
+        cut what it was allowed to begin. Several may ask at once: one fetches, with its key,
+        and if it fails the next one goes on where it was.
+
+        Raises:
+            OctavoError: one of the SDK's.
+        """
+        if len(self._tokens) == self._num_tokens:
+            return
+        async with self._fetching:
+            await self.fetch(range(self._num_tokens), api_key)
+
     async def fetch(self, ids: Iterable[int], api_key: str | None) -> None:
-        """See to it that these ids are known: nothing to wait for, once all were seen.
+        """See to it that these ids are known.
 
         Raises:
             OctavoError: one of the SDK's.
@@ -76,20 +95,6 @@ class Vocabulary:
         self, ids: Sequence[int], api_key: str | None, *, keep: bool = False
     ) -> tuple[bytes, ...]:
         return await self._client.token_bytes(ids, keep_special_tokens=keep, api_key=api_key)
-
-
-def ids_of(positions: Sequence[PositionLogprobs]) -> Iterable[int]:
-    """Every id that log-probabilities name."""
-    for position in positions:
-        yield position.chosen.token_id
-        for token in position.top:
-            yield token.token_id
-
-
-def ids_in(delta: Delta) -> Iterable[int]:
-    """Every id that a delta names."""
-    yield from delta.token_ids
-    yield from ids_of(delta.logprobs)
 
 
 class Offsets:

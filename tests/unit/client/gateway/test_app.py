@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -175,6 +176,50 @@ async def test_tokens_are_looked_up_once(http: httpx.AsyncClient, fake: Any, wir
     calls = fake.num_unary_calls
     await http.post("/v1/completions", json=body)
     assert fake.num_unary_calls == calls
+
+
+async def test_the_vocabulary_is_fetched_once_for_all(
+    http: httpx.AsyncClient, fake: Any, wire: Any
+) -> None:
+    """Two that come together wait for one fetch: 49,152 ids, 4,096 a call."""
+    fake.override = lambda _: [delta("a", 97), wire.finished(0, 1)]
+    body = {"prompt": "x", "logprobs": 1}
+    answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(2)))
+    assert [answer.status_code for answer in answers] == [200, 200]
+    most_model_calls = 2
+    assert 12 < fake.num_unary_calls <= 12 + most_model_calls
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_key_that_is_revoked_meanwhile_cuts_no_answer(
+    http: httpx.AsyncClient, fake: Any, wire: Any, stream: bool
+) -> None:
+    """Once a request is let in nothing more is asked of the scheduler with its key."""
+
+    def revoke(_: Any) -> list[Any]:
+        fake.unary_failures = [wire.Failure(grpc.StatusCode.UNAUTHENTICATED)] * 99
+        return [delta("a", 97), delta("b", 98), wire.finished(0, 2)]
+
+    fake.override = revoke
+    body = {"prompt": "x", "logprobs": 1, "stream": stream}
+    answer = await http.post("/v1/completions", json=body)
+    if stream:
+        assert events_of(answer)[-1] == "[DONE]"
+    else:
+        assert answer.json()["choices"][0]["logprobs"]["tokens"] == ["a", "b"]
+
+
+async def test_a_fetch_that_fails_is_told_to_its_caller_alone(
+    http: httpx.AsyncClient, fake: Any, wire: Any
+) -> None:
+    """Another one, with a better key, fetches what is missing."""
+    fake.override = lambda _: [delta("a", 97), wire.finished(0, 1)]
+    await http.post("/v1/completions", json={"prompt": "x"})  # the model is known from here on
+    fake.unary_failures = [wire.Failure(grpc.StatusCode.UNAUTHENTICATED)]
+    body = {"prompt": "x", "logprobs": 1}
+    answers = await asyncio.gather(*(http.post("/v1/completions", json=body) for _ in range(2)))
+    assert sorted(answer.status_code for answer in answers) == [200, 401]
+    assert len(fake.requests) == 2
 
 
 async def test_extensions_show_token_ids_and_what_stopped(
