@@ -29,7 +29,7 @@ def configure_logging(level: str, form: Literal["auto", "console", "json"]) -> N
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
-            foreign_pre_chain=_COMMON,
+            foreign_pre_chain=[*_COMMON, structlog.stdlib.ExtraAdder()],
             processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *renderer],
         )
     )

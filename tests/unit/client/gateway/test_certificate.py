@@ -9,7 +9,6 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
-import structlog
 from octavo_gateway.certificate import Certificate
 from octavo_gateway.errors import StartupError
 
@@ -73,7 +72,9 @@ async def test_new_connections_see_a_new_certificate(tmp_path: Path) -> None:
         writer.close()
 
 
-async def test_a_broken_pair_leaves_the_old_one(tmp_path: Path) -> None:
+async def test_a_broken_pair_leaves_the_old_one(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Whatever is wrong with it; and the next good one is taken."""
     authority = Authority()
     files = authority.issue().write(tmp_path)
@@ -86,11 +87,11 @@ async def test_a_broken_pair_leaves_the_old_one(tmp_path: Path) -> None:
             files[0].unlink,
         )
         for break_it in breaks:
-            with structlog.testing.capture_logs() as logs:
-                break_it()
-                while not logs:
-                    await asyncio.sleep(0.01)
-            assert [each["event"] for each in logs] == ["certificate_refused"]
+            caplog.clear()
+            break_it()
+            while not caplog.records:
+                await asyncio.sleep(0.01)
+            assert {each.message for each in caplog.records} == {"files_refused"}
             assert await served.serial() == first
         other.write(tmp_path)
         while await served.serial() == first:
@@ -98,11 +99,16 @@ async def test_a_broken_pair_leaves_the_old_one(tmp_path: Path) -> None:
 
 
 def test_files_that_do_not_belong_together_are_refused(tmp_path: Path) -> None:
-    """Before anything listens, naming both flags."""
+    """Before anything listens, naming the flag."""
     authority = Authority()
     cert, _ = authority.issue().write(tmp_path, "one")
     _, key = authority.issue().write(tmp_path, "two")
-    for pair in ((cert, key), (cert, tmp_path / "missing"), (key, cert)):
-        with pytest.raises(StartupError, match=r"--tls-cert .* --tls-key") as caught:
-            Certificate(*pair)
+    pairs = (
+        (cert, key, "--tls-key"),
+        (cert, tmp_path / "missing", "--tls-key"),
+        (key, cert, "--tls-cert"),
+    )
+    for one, two, flag in pairs:
+        with pytest.raises(StartupError, match=f"^{flag}: ") as caught:
+            Certificate(one, two)
         assert "\n" not in str(caught.value)
