@@ -6,6 +6,7 @@ plan means for the rows is checked by the row table.
 
 from __future__ import annotations
 
+from octavo.protocol import PLAN_PROTOCOL
 from octavo.v1 import executor_pb2 as pb
 from octavo.v1 import types_pb2
 
@@ -125,6 +126,7 @@ def description_to_proto(
         device=description.device,
         attention=description.attention,
         octavo_version=description.octavo_version,
+        plan_protocol=PLAN_PROTOCOL,
         epoch=epoch,
         owner=owner,
         schedulers=schedulers,

@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import grpc
+from octavo.protocol import PLAN_PROTOCOL
 from octavo.v1 import executor_pb2 as pb
 
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
@@ -165,7 +166,8 @@ def _write(value: object) -> None:
 def main(argv: list[str]) -> None:
     """Serve until stdin ends."""
     description, num, rate = argv
-    asyncio.run(_serve(pb.DescribeResponse(**json.loads(description)), int(num), float(rate)))
+    described = pb.DescribeResponse(plan_protocol=PLAN_PROTOCOL, **json.loads(description))
+    asyncio.run(_serve(described, int(num), float(rate)))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import grpc
+from octavo.protocol import PLAN_PROTOCOL
 from octavo.tls import ClientTls
 from octavo.v1 import executor_pb2 as pb
 
@@ -70,8 +71,13 @@ def check(description: pb.DescribeResponse, expected: str, model: str) -> None:
         description: what it said.
         expected: fingerprint of the model served; "" accepts any.
         model: its name, for the message.
-    Raises:  ExecutorLost: naming both fingerprints, or the epoch.
+    Raises:  ExecutorLost: naming both versions, both fingerprints, or the epoch.
     """
+    if description.plan_protocol != PLAN_PROTOCOL:
+        raise ExecutorLost(
+            f"speaks version {description.plan_protocol} of the plan protocol (octavo "
+            f"{description.octavo_version}), this scheduler speaks version {PLAN_PROTOCOL}"
+        )
     found = description.fingerprint
     if expected and found and expected != found:
         raise ExecutorLost(

@@ -95,6 +95,7 @@ def check_events(text: str) -> None:
         assert "error" not in json.loads(event), event
 
 
+@pytest.mark.timeout(300 + NUM_BODIES // 5)
 async def test_broken_bodies(served: Served) -> None:
     """Each gets its answer; afterwards nothing is held."""
     client, stack = served

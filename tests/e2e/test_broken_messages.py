@@ -116,6 +116,7 @@ async def send(channel: grpc.aio.Channel, method: str, data: bytes) -> str:
     return "OK"
 
 
+@pytest.mark.timeout(300 + NUM_MESSAGES // 5)
 async def test_broken_messages(served: Served) -> None:
     """Each gets its answer; afterwards nothing is held and nothing has grown."""
     client, stack = served
