@@ -20,13 +20,16 @@ _SHOWN = (
 def pytest_terminal_summary(terminalreporter):
     if not (TOTALS.transitions or TOTALS.notes):
         return
-    terminalreporter.section("scheduler core")
-    terminalreporter.line(
-        f"{TOTALS.transitions:,} transitions, the invariants checked after each; "
-        f"{TOTALS.checked_reads:,} reads of slots, each the right one"
-    )
-    counts = (f"{name.removeprefix('num_')} {TOTALS.counters.get(name, 0):,}" for name in _SHOWN)
-    terminalreporter.line(", ".join(counts))
+    terminalreporter.section("states and transitions")
+    if TOTALS.transitions:
+        terminalreporter.line(
+            f"{TOTALS.transitions:,} transitions, the invariants checked after each; "
+            f"{TOTALS.checked_reads:,} reads of slots, each the right one"
+        )
+        counts = (
+            f"{name.removeprefix('num_')} {TOTALS.counters.get(name, 0):,}" for name in _SHOWN
+        )
+        terminalreporter.line(", ".join(counts))
     for line in TOTALS.notes:
         terminalreporter.line(line)
 
