@@ -195,7 +195,6 @@ class ExecutorServicer:
         description = self._describe(self._description())
         await stream.write(pb.StepResult(epoch=lease.epoch, description=description))
         await stream.follow(plans, self._draining)
-        self._ownership.release(lease)
         await asyncio.sleep(_LINGER_SECONDS)
 
     def _description(self) -> Description:

@@ -228,14 +228,14 @@ async def test_an_owner_that_reads_nothing_loses_its_lease(
         assert (await stream.refusal())[:2] == (grpc.StatusCode.ABORTED, "READER_STALLED")
 
 
-_STOPPED = """
+_OWNER = """
 import sys, grpc
 from octavo.v1 import executor_pb2 as pb, executor_pb2_grpc
 channel = grpc.insecure_channel(sys.argv[1])
 stub = executor_pb2_grpc.ExecutorServiceStub(channel)
-stub.Describe(pb.DescribeRequest(scheduler_id="stopped"))
+stub.Describe(pb.DescribeRequest(scheduler_id="owner"))
 def plans():
-    yield pb.StepPlan(epoch=1, claim=pb.Claim(scheduler_id="stopped"))
+    yield pb.StepPlan(epoch=1, claim=pb.Claim(scheduler_id="owner"))
     sys.stdin.read()
 for result in stub.Run(plans()):
     print("owns", flush=True)
@@ -257,13 +257,23 @@ def process(code: str, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         started.communicate()
 
 
+async def test_a_killed_owner_is_dropped_at_once(running: Running) -> None:
+    """Its connection is reset, and no call of it was cancelled."""
+    with process(_OWNER, running.server.address) as owner:
+        assert owner.stdout is not None
+        assert await asyncio.to_thread(owner.stdout.readline) == "owns\n"
+        os.kill(owner.pid, signal.SIGKILL)
+        described = await until_free(running)
+        assert list(described.schedulers) == []
+
+
 @pytest.mark.slow
 async def test_a_stopped_owner_is_missed(running: Running) -> None:
     """Its machine still answers for it, but no keep-alive: in 15 s the executor is free."""
-    with process(_STOPPED, running.server.address) as owner:
+    with process(_OWNER, running.server.address) as owner:
         assert owner.stdout is not None
         assert await asyncio.to_thread(owner.stdout.readline) == "owns\n"
-        assert (await describe(running)).owner == "stopped"
+        assert (await describe(running)).owner == "owner"
         os.kill(owner.pid, signal.SIGSTOP)
         described = await until_free(running)
         assert list(described.schedulers) == []
