@@ -97,6 +97,22 @@ async def test_a_scheduler_that_goes_away_is_a_pause(fake: Any, wire: Any) -> No
     assert len(fake.requests) == 4
 
 
+async def test_replicas_of_a_list_are_one_scheduler(fake: Any, other: Any, wire: Any) -> None:
+    """One that refuses is passed over, and a stream that it broke goes on at the other."""
+    fake.failures = [wire.Failure(grpc.StatusCode.UNAVAILABLE, started=False)] * 1000
+    other.failures = [None, wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=2)]
+    body = {"prompt": "a", "max_tokens": 4}
+    async with (
+        started(f"{fake.target},{other.target}") as (_, address),
+        plain(address) as http,
+    ):
+        for _ in range(3):
+            answer = await http.post("/v1/completions", json=body)
+            assert answer.json()["choices"][0]["text"] == "1 2 3 4 "
+    assert len(other.requests) == 4
+    assert [choice.token_ids for choice in other.requests[2].resume] == [[1, 2]]
+
+
 async def test_a_full_scheduler_is_told_at_once(fake: Any, wire: Any) -> None:
     """The caller decides whether to wait: the gateway does not ask again for it."""
     fake.failures = [
