@@ -41,6 +41,11 @@ test: setup ## Run the tests that need no GPU, in their short forms
 test-all: setup ## Run the tests that need no GPU, in their long forms too
 	@$(PY) -m pytest -m 'not gpu' $(ARGS)
 
+.PHONY: chaos
+chaos: setup ## Break a running stack 200 times; every token must come all the same
+	@$(PY) tests/chaos/run.py $(ARGS)
+	@$(PY) -m pytest -m slow tests/chaos
+
 .PHONY: bench
 bench: setup ## Measure the scheduler core and the use of KV memory, in short
 	@printf 'What a steady step costs the scheduler core:\n\n'
