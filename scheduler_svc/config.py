@@ -221,7 +221,7 @@ class SchedulerConfig(BaseSettings):
         "and there is no other. Then they end with UNAVAILABLE, and clients may resume them.",
     )
     handover_seconds: float = Field(
-        5.0,
+        2.0,
         gt=0.0,
         le=86400.0,
         description="The same while another scheduler has an executor, and clients that resume "
