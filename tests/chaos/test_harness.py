@@ -22,8 +22,8 @@ from tests.chaos.rest import FDS_SLACK, RSS_SLACK_BYTES, Footprint, growth_probl
 from tests.chaos.stack import Layout, Stack
 
 
-def position(token_id: int, logprob: float) -> PositionLogprobs:
-    return PositionLogprobs(TokenLogprob(token_id, logprob), (TokenLogprob(9, -0.5),))
+def position(token_id: int, logprob: float, best: float = -0.5) -> PositionLogprobs:
+    return PositionLogprobs(TokenLogprob(token_id, logprob), (TokenLogprob(9, best),))
 
 
 CHOICE = Choice(
@@ -53,7 +53,9 @@ def test_the_same_answer_is_the_same() -> None:
         ({"finish_reason": FinishReason.STOP}, "finish_reason"),
         ({"stopped_by": "c"}, "stopped_by"),
         ({"logprobs": CHOICE.logprobs[:2]}, "logprobs"),
-        ({"logprobs": (position(5, -1.001), *CHOICE.logprobs[1:])}, "logprob 0"),
+        ({"logprobs": (position(5, -1.01), *CHOICE.logprobs[1:])}, "logprob 0"),
+        ({"logprobs": (position(5, -1.0, -0.51), *CHOICE.logprobs[1:])}, "likeliest"),
+        ({"logprobs": (replace(CHOICE.logprobs[0], top=()), *CHOICE.logprobs[1:])}, "likeliest"),
     ],
 )
 def test_another_answer_is_called_so(change: dict[str, object], why: str) -> None:
