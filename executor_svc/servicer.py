@@ -6,6 +6,7 @@ The table below is the only place where this service's errors become gRPC status
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections.abc import AsyncIterator
 from typing import Any, NoReturn
 
@@ -65,6 +66,7 @@ class ExecutorServicer:
         self._device = device
         self._ownership = Ownership()
         self._contenders = Contenders()
+        self._instance = secrets.token_hex(8)
         self._draining = asyncio.Event()
 
     @property
@@ -207,6 +209,7 @@ class ExecutorServicer:
         owner = self._ownership.owner
         return description_to_proto(
             description,
+            instance=self._instance,
             epoch=self._ownership.epoch,
             owner=owner,
             schedulers=self._contenders.names(owner),

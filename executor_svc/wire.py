@@ -107,7 +107,13 @@ def result_to_proto(outcome: Outcome) -> pb.StepResult:
 
 
 def description_to_proto(
-    description: Description, *, epoch: int, owner: str, schedulers: list[str], draining: bool
+    description: Description,
+    *,
+    instance: str,
+    epoch: int,
+    owner: str,
+    schedulers: list[str],
+    draining: bool,
 ) -> pb.DescribeResponse:
     """Write what this executor is, who owns it and who would like to."""
     return pb.DescribeResponse(
@@ -127,6 +133,7 @@ def description_to_proto(
         attention=description.attention,
         octavo_version=description.octavo_version,
         plan_protocol=PLAN_PROTOCOL,
+        instance=instance,
         epoch=epoch,
         owner=owner,
         schedulers=schedulers,

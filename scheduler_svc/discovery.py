@@ -60,7 +60,7 @@ class Discovery:
             try:
                 async with asyncio.timeout(_RESOLVE_SECONDS):
                     self._found[name] = await self._resolve(name)
-            except (OSError, TimeoutError) as error:
+            except (OSError, TimeoutError, UnicodeError) as error:
                 _log.warning("name_not_resolved", name=name, reason=str(error) or "no answer")
         found = [place for name in self._names for place in self._found.get(name, ())]
         return list(dict.fromkeys([*self.fixed, *found]))

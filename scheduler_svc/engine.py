@@ -100,8 +100,8 @@ class Engine:
 
     @property
     def is_healthy(self) -> bool:
-        """An executor is claimed and its steps advance."""
-        return any(s.connected and not s.is_stalled for s in self.sessions)
+        """An executor takes requests and its steps advance."""
+        return any(s.takes_requests and not s.is_stalled for s in self.sessions)
 
     @property
     def num_requests(self) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,11 +13,15 @@ from octavo.tls import ClientTls
 from octavo.v1 import executor_pb2 as pb
 
 from scheduler_svc.config import SchedulerConfig
+from scheduler_svc.core import results
+from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state import CoreConfig
+from scheduler_svc.core.step import StepResult
 
 EOF = grpc.aio.EOF  # type: ignore[attr-defined]  # the stubs of grpc lack it
 _MAX_MESSAGE_BYTES = 64 * 1024 * 1024
 _MAX_EPOCH = 2**62
+_GOODBYE_SECONDS = 1.0
 _CHANNEL_OPTIONS = (
     ("grpc.max_receive_message_length", _MAX_MESSAGE_BYTES),
     ("grpc.max_send_message_length", _MAX_MESSAGE_BYTES),
@@ -48,11 +54,13 @@ class Seen:
     """What an executor said of its owner and of all schedulers, and when.
 
     Attributes:
+        instance: the process, wherever it was reached.
         at: monotonic seconds.
     """
 
     owner: str
     schedulers: tuple[str, ...]
+    instance: str
     at: float
 
 
@@ -64,7 +72,7 @@ def open_channel(address: str, tls: ClientTls | None) -> grpc.aio.Channel:
     return grpc.aio.secure_channel(address, tls.credentials(), options=options)
 
 
-def check(description: pb.DescribeResponse, expected: str, model: str) -> None:
+def check(description: pb.DescribeResponse | None, expected: str, model: str) -> None:
     """Refuse an executor that cannot be ours, whoever owns it.
 
     Args:
@@ -73,6 +81,8 @@ def check(description: pb.DescribeResponse, expected: str, model: str) -> None:
         model: its name, for the message.
     Raises:  ExecutorLost: naming both versions, both fingerprints, or the epoch.
     """
+    if description is None:
+        raise ExecutorLost("it sent bytes that are no description")
     if description.plan_protocol != PLAN_PROTOCOL:
         raise ExecutorLost(
             f"speaks version {description.plan_protocol} of the plan protocol (octavo "
@@ -96,16 +106,29 @@ async def claim(call: Any, epoch: int, message: pb.Claim) -> pb.DescribeResponse
     await call.write(pb.StepPlan(epoch=epoch, claim=message))
     answer = await call.read()
     if answer is EOF:
-        raise ExecutorLost(f"{(await call.code()).name}: {await call.details()}")
+        raise ExecutorLost("it ended the stream before it answered the claim")
+    if answer is None or not answer.HasField("description"):
+        raise ExecutorLost("it answered the claim with something else")
     return answer.description  # type: ignore[no-any-return]  # the stub is untyped
 
 
-async def explain_end(call: Any, *, is_expected: bool) -> ExecutorLost:
-    """Say what the end of a stream means: a refusal, an orderly end, or a death."""
-    code, details = await call.code(), await call.details()
-    orderly = (grpc.StatusCode.OK, grpc.StatusCode.FAILED_PRECONDITION)
-    kind = ExecutorLost if is_expected or code in orderly else ExecutorDied
-    return kind(f"{code.name}: {details}")
+def check_result(
+    core: Scheduler, result: StepResult, description: pb.DescribeResponse | None, is_ours: bool
+) -> None:
+    """See that a result is one, before any of it is taken in.
+
+    Args:
+        core: whose step it should answer.
+        result: of the executor.
+        description: of the executor.
+        is_ours: it is of the present epoch.
+    Raises:  ExecutorLost: naming what is wrong with it.
+    """
+    if not is_ours:
+        raise ExecutorLost(f"it answered step {result.step_id} of another epoch")
+    fault = results.find_fault(core.state, result, description.vocab_size if description else 0)
+    if fault is not None:
+        raise ExecutorLost(fault)
 
 
 def core_config(
@@ -133,3 +156,13 @@ def core_config(
         policy=config.policy,
         prefix_cache=config.prefix_cache,
     )
+
+
+async def say_goodbye(call: Any, writer: asyncio.Task[None]) -> None:
+    """End a stream in order, so that the executor is free at once; but wait for nobody long."""
+    errors = (TimeoutError, grpc.aio.AioRpcError, grpc.aio.BaseError, asyncio.InvalidStateError)
+    with contextlib.suppress(*errors):
+        async with asyncio.timeout(_GOODBYE_SECONDS):
+            await asyncio.wait({writer})
+            await call.done_writing()
+            await call.code()

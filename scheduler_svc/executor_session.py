@@ -15,9 +15,8 @@ the executor holds the next plan before it finishes the current one.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
-from typing import Any, Protocol
+from typing import Any
 
 import grpc
 import structlog
@@ -27,7 +26,6 @@ from octavo.v1 import executor_pb2_grpc
 
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.scheduler import Scheduler
-from scheduler_svc.core.state import Outcome
 from scheduler_svc.core.step import StepError, StepErrorKind
 from scheduler_svc.executor_link import (
     EOF,
@@ -36,12 +34,14 @@ from scheduler_svc.executor_link import (
     Seen,
     StepFailed,
     check,
+    check_result,
     claim,
     core_config,
-    explain_end,
     open_channel,
+    say_goodbye,
 )
-from scheduler_svc.step_deadline import StepDeadline
+from scheduler_svc.session_owner import SessionOwner
+from scheduler_svc.step_deadline import StepClock
 from scheduler_svc.translation import plan_to_proto, result_from_proto
 
 _log = structlog.get_logger()
@@ -50,24 +50,6 @@ _MIN_BACKOFF_SECONDS = 0.1
 _MAX_BACKOFF_SECONDS = 0.5
 _POLL_SECONDS = 1.0
 _WATCH_SECONDS = 0.25
-_GOODBYE_SECONDS = 1.0
-
-
-class SessionOwner(Protocol):
-    """Who decides what a session is for; all calls come from the event loop."""
-
-    @property
-    def is_draining(self) -> bool:
-        """The scheduler is shutting down."""
-
-    def may_claim(self, session: ExecutorSession) -> bool:
-        """Whether a free executor should be claimed."""
-
-    def deliver(self, core: Scheduler, outcome: Outcome) -> None:
-        """Take what happened in a core."""
-
-    def note_change(self) -> None:
-        """A session was claimed, lost, or begins to drain."""
 
 
 class ExecutorSession:
@@ -111,6 +93,7 @@ class ExecutorSession:
         self.lost_at = time.monotonic()
         self.last_error = "not connected yet"
         self.epoch = 0
+        self._is_accepted = False
         self._config = config
         self._fingerprint = fingerprint
         self._owner = owner
@@ -118,8 +101,7 @@ class ExecutorSession:
         self._tls = None if files is None else ClientTls(files, server_name)
         self._wake = asyncio.Event()
         self._left = asyncio.Event()
-        self._last_progress = time.monotonic()
-        self._deadline = StepDeadline(config.min_step_timeout_seconds, config.step_timeout_seconds)
+        self._clock = StepClock(config.min_step_timeout_seconds, config.step_timeout_seconds)
         # Halved whenever the executor runs out of memory in a step.
         self._budget_cap = config.max_num_batched_tokens
 
@@ -149,7 +131,9 @@ class ExecutorSession:
     @property
     def is_stalled(self) -> bool:
         """Steps are in flight and none has come back for too long."""
-        return self._oldest_wait() > self._deadline.seconds
+        if self.core is None or not self.core.state.in_flight:
+            return False
+        return self._clock.is_late(self.core.state.in_flight[0].num_tokens)
 
     @property
     def load_tokens(self) -> int:
@@ -169,8 +153,11 @@ class ExecutorSession:
             except ExecutorLost as lost:
                 self._end(str(lost), is_silent=isinstance(lost, ExecutorDied))
             except grpc.aio.AioRpcError as error:
-                is_silent = error.code() is not grpc.StatusCode.FAILED_PRECONDITION
+                is_refusal = error.code() is grpc.StatusCode.FAILED_PRECONDITION
+                is_silent = not (is_refusal or self.is_draining)
                 self._end(f"{error.code().name}: {error.details()}", is_silent=is_silent)
+            except (grpc.aio.BaseError, asyncio.InvalidStateError) as error:
+                self._end(f"gRPC: {error}", is_silent=True)
             if time.monotonic() - started > _MAX_BACKOFF_SECONDS:
                 backoff = _MIN_BACKOFF_SECONDS
             await asyncio.sleep(backoff)
@@ -179,8 +166,9 @@ class ExecutorSession:
     def _end(self, reason: str, *, is_silent: bool) -> None:
         """The executor is gone: say so, blame who has to be, and let its requests move on."""
         self.seen = None
-        self.is_draining = False
-        self._deadline.forget()
+        self.is_draining = self._is_accepted = False
+        self._clock.forget()
+        self._budget_cap = self._config.max_num_batched_tokens
         self._note_lost(reason)
         if self.core is None:
             return
@@ -205,14 +193,17 @@ class ExecutorSession:
 
         Raises:  ExecutorLost: if it is none of ours.
         """
-        # Who is about to leave does not count among those that share executors.
-        name = "" if self._owner.is_draining else self._config.scheduler_id
+        # Who is about to leave, or cannot use it, does not count among those that share it.
+        is_contender = self._is_accepted and not self._owner.is_draining
+        name = self._config.scheduler_id if is_contender else ""
         request = pb.DescribeRequest(scheduler_id=name)
         described: pb.DescribeResponse = await stub.Describe(  # type: ignore[misc]  # typed as if blocking
             request, timeout=self._config.claim_timeout_seconds
         )
         check(described, self._fingerprint, self._config.model)
-        self.seen = Seen(described.owner, tuple(described.schedulers), time.monotonic())
+        self._is_accepted = True
+        known = tuple(described.schedulers)
+        self.seen = Seen(described.owner, known, described.instance, time.monotonic())
         if described.draining is not self.is_draining:
             self.is_draining = described.draining
             self._owner.note_change()
@@ -224,7 +215,7 @@ class ExecutorSession:
     def _why_not(self, described: pb.DescribeResponse) -> str:
         if described.owner not in ("", self._config.scheduler_id):
             return f"is owned by scheduler {described.owner}"
-        return "is shutting down" if described.draining else "is left to other schedulers"
+        return "is shutting down" if described.draining else "is left to others"
 
     async def _claim_and_serve(
         self, stub: executor_pb2_grpc.ExecutorServiceStub, described: pb.DescribeResponse
@@ -267,7 +258,7 @@ class ExecutorSession:
         self.connected = True
         self.is_claiming = False
         self.last_error = ""
-        self._last_progress = time.monotonic()
+        self._clock.start()
         self._wake.set()
         _log.info(
             "executor_claimed",
@@ -303,7 +294,7 @@ class ExecutorSession:
         finally:
             if self._left.is_set():
                 # Before the tasks are cancelled: gRPC cancels the call with a read of it.
-                await _say_goodbye(call, writer)
+                await say_goodbye(call, writer)
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
@@ -321,12 +312,12 @@ class ExecutorSession:
                     core.name_blocks()
                     break
                 if len(core.state.in_flight) == 1:
-                    self._last_progress = time.monotonic()
+                    self._clock.start()
                 try:
                     await call.write(plan_to_proto(plan, self.epoch))
                 except asyncio.InvalidStateError:
                     # The stream has ended; who reads from it knows why.
-                    await asyncio.sleep(_GOODBYE_SECONDS)
+                    await asyncio.sleep(_POLL_SECONDS)
                     raise ExecutorDied("the stream of plans has ended") from None
 
     async def _read_results(self, call: Any) -> None:
@@ -335,21 +326,25 @@ class ExecutorSession:
         while True:
             message = await call.read()
             if not self.connected:
-                return
+                if message is EOF:
+                    return
+                continue
             if message is EOF:
-                raise await explain_end(call, is_expected=self.is_draining)
+                raise ExecutorLost("it ended the stream")
+            if message is None:
+                raise ExecutorLost("it sent bytes that are no result")
             if message.draining:
                 _log.info("executor_drains", executor=self.address)
                 self.is_draining = True
                 self._owner.note_change()
                 continue
             result = result_from_proto(message)
+            check_result(core, result, self.description, message.epoch == self.epoch)
             if result.error is not None:
                 self._fail(core, result.step_id, result.error)
+            num_tokens = core.state.in_flight[0].num_tokens
             core.apply(result)
-            now = time.monotonic()
-            self._deadline.observe(now - self._last_progress)
-            self._last_progress = now
+            self._clock.note_result(num_tokens)
             self.deliver()
             self._wake.set()
 
@@ -358,6 +353,8 @@ class ExecutorSession:
 
         Raises:  StepFailed: always.
         """
+        self.connected = False
+        self.lost_at = time.monotonic()
         core.fail(error)
         self.deliver()
         if error.kind is StepErrorKind.OUT_OF_MEMORY:
@@ -374,15 +371,14 @@ class ExecutorSession:
                 _log.debug("describe_failed", executor=self.address, reason=error.details())
 
     async def _watch_progress(self) -> None:
+        interval = min(_WATCH_SECONDS, self._config.step_timeout_seconds / 4)
         while True:
-            await asyncio.sleep(min(_WATCH_SECONDS, self._config.step_timeout_seconds / 4))
+            due = time.monotonic() + interval
+            await asyncio.sleep(interval)
+            # If it was this process that stood still, results may be here, unread.
+            self._clock.excuse(time.monotonic() - due)
             if self.is_stalled:
-                raise ExecutorDied(f"no result for {self._deadline.seconds:g} s")
-
-    def _oldest_wait(self) -> float:
-        if self.core is None or not self.core.state.in_flight:
-            return 0.0
-        return time.monotonic() - self._last_progress
+                raise ExecutorDied(f"no result for {self._clock.waited:.1f} s")
 
     def _note_lost(self, reason: str) -> None:
         was_new = reason != self.last_error
@@ -393,12 +389,3 @@ class ExecutorSession:
             _log.info("executor_awaited", executor=self.address, reason=reason)
         else:
             _log.warning("executor_lost", executor=self.address, reason=reason)
-
-
-async def _say_goodbye(call: Any, writer: asyncio.Task[None]) -> None:
-    """End a stream in order, so that the executor is free at once; but wait for nobody long."""
-    with contextlib.suppress(TimeoutError, grpc.aio.AioRpcError, asyncio.InvalidStateError):
-        async with asyncio.timeout(_GOODBYE_SECONDS):
-            await asyncio.wait({writer})
-            await call.done_writing()
-            await call.code()

@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from typing import Protocol
 
 import structlog
+from octavo.pem import TlsError
 
 from scheduler_svc import placement
 from scheduler_svc.config import SchedulerConfig
@@ -75,8 +76,8 @@ class Fleet:
         self._discovery = Discovery(config.executors, config.executor_server_name)
         self._sessions: dict[Place, ExecutorSession] = {}
         self._tasks: dict[ExecutorSession, asyncio.Task[None]] = {}
-        self._tender: asyncio.Task[None] | None = None
-        self._next_resolve = 0.0
+        self._tenders: list[asyncio.Task[None]] = []
+        self._is_stopping = False
         self._too_many_since: float | None = None
         for place in self._discovery.fixed:
             self._sessions[place] = self._new_session(place)
@@ -92,14 +93,16 @@ class Fleet:
         """Begin to connect."""
         for session in self.sessions:
             self._run(session)
-        self._tender = asyncio.create_task(self._tend_for_ever())
-        self._tender.add_done_callback(self._note_end)
+        self._tenders.append(asyncio.create_task(self._tend_for_ever()))
+        if self._discovery.has_names:
+            self._tenders.append(asyncio.create_task(self._look_for_ever()))
+        for task in self._tenders:
+            task.add_done_callback(self._note_end)
 
     async def stop(self) -> None:
         """Let go of all executors."""
-        tasks = list(self._tasks.values())
-        if self._tender is not None:
-            tasks.append(self._tender)
+        self._is_stopping = True
+        tasks = [*self._tasks.values(), *self._tenders]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -116,8 +119,10 @@ class Fleet:
 
     def _note_end(self, task: asyncio.Task[None]) -> None:
         """All tasks run for ever: one that ends by an error leaves what cannot be trusted."""
-        if not task.cancelled() and not self.died.done():
-            self.died.set_result(task.exception() or RuntimeError("a task of the fleet ended"))
+        if self._is_stopping or self.died.done():
+            return
+        error = None if task.cancelled() else task.exception()
+        self.died.set_result(error or RuntimeError("a task of the fleet ended"))
 
     # -- requests ------------------------------------------------------------------
 
@@ -149,11 +154,29 @@ class Fleet:
         self._owner.deliver(core, outcome)
 
     def may_claim(self, session: ExecutorSession) -> bool:
-        """Whether a free executor should be claimed: we hold fewer than our share."""
-        if self.is_draining or session not in self._tasks:
+        """Whether a free executor should be claimed: we hold fewer than our share.
+
+        While we are leaving, only one whose requests wait for it.
+        """
+        if session not in self._tasks or self._is_reached_twice(session):
             return False
-        held = sum(s.connected or s.is_claiming for s in self._sessions.values())
+        if self.is_draining:
+            return session.core is not None and session.core.has_requests
+        held = sum(
+            (each.connected or each.is_claiming) and not each.is_draining
+            for each in self._sessions.values()
+        )
         return held < self._share()
+
+    def _is_reached_twice(self, session: ExecutorSession) -> bool:
+        """Whether it is an executor that we have by another address."""
+        return session.seen is not None and any(
+            other is not session
+            and (other.connected or other.is_claiming)
+            and other.seen is not None
+            and other.seen.instance == session.seen.instance
+            for other in self._sessions.values()
+        )
 
     def note_change(self) -> None:
         """Bring requests from where they cannot go on to where they can."""
@@ -191,6 +214,8 @@ class Fleet:
             is_fresh = seen is not None and now - seen.at < _FRESH_SECONDS
             if session.is_draining or not (session.connected or is_fresh):
                 continue
+            if self._is_reached_twice(session) and not session.connected:
+                continue
             owners.append(me if session.connected else seen.owner if seen else "")
             schedulers.update(seen.schedulers if seen and is_fresh else ())
         return fair_share(me, owners, schedulers)
@@ -198,9 +223,6 @@ class Fleet:
     async def _tend_for_ever(self) -> None:
         while True:
             now = time.monotonic()
-            if self._discovery.has_names and now >= self._next_resolve:
-                await self._look_for_places()
-                self._next_resolve = now + _RESOLVE_SECONDS
             self._tend_orphans(now)
             self._give_back(now)
             await asyncio.sleep(_TEND_SECONDS)
@@ -213,15 +235,23 @@ class Fleet:
                 continue
             core.expire(now)
             session.deliver()
-            waited = now - session.lost_at
-            if waited > self._orphan_seconds(now):
-                error = Unavailable(f"no executor came within {waited:.0f} s: resume elsewhere")
-                for request_id in list(core.state.groups):
-                    core.cancel(request_id)
-                    core.take_outcome()
-                    self._owner.give_up(request_id, error)
+            self._give_up_orphans(core, now - session.lost_at, self._handover_seconds(now))
 
-    def _orphan_seconds(self, now: float) -> float:
+    def _give_up_orphans(self, core: Scheduler, waited: float, handover: float) -> None:
+        """End requests that have waited too long; their clients may resume elsewhere.
+
+        One that came from elsewhere, and that an executor died under alone, waits for its own
+        here, where that is known: it may be what kills them.
+        """
+        error = Unavailable(f"no executor came within {waited:.0f} s: resume elsewhere")
+        for request_id, group in list(core.state.groups.items()):
+            is_kept = group.num_deaths > 0 and group.request.resumed
+            if waited > (self._config.orphan_timeout_seconds if is_kept else handover):
+                core.cancel(request_id)
+                core.take_outcome()
+                self._owner.give_up(request_id, error)
+
+    def _handover_seconds(self, now: float) -> float:
         """How long requests wait: not long, where a client that resumes will be served."""
         mine = ("", self._config.scheduler_id)
         for session in self._sessions.values():
@@ -232,13 +262,13 @@ class Fleet:
 
     def _give_back(self, now: float) -> None:
         """Give back an executor that is beyond our share, or idle while it or we are leaving."""
-        held = [session for session in self._sessions.values() if session.connected]
-        for session in held:
+        for session in self._sessions.values():
             is_idle = session.core is None or not session.core.has_requests
-            if is_idle and (self.is_draining or session.is_draining):
+            if session.connected and is_idle and (self.is_draining or session.is_draining):
                 session.leave()
         if self.is_draining:
             return
+        held = self._takers()
         if len(held) <= max(1, self._share()):
             self._too_many_since = None
             return
@@ -246,24 +276,35 @@ class Fleet:
         if now - self._too_many_since < _RELEASE_AFTER_SECONDS:
             return
         self._too_many_since = None
-        session = min(held, key=lambda each: each.load_tokens)
-        takers = [taker for taker in self._takers() if taker is not session]
-        if takers and placement.fits_elsewhere(session, takers):
-            _log.info("executor_given_back", executor=session.address)
-            session.deliver()
-            session.leave()
-            self._move(session, takers)
+        for session in sorted(held, key=lambda each: each.load_tokens):
+            takers = [taker for taker in held if taker is not session]
+            if placement.fits_elsewhere(session, takers):
+                _log.info("executor_given_back", executor=session.address)
+                session.deliver()
+                session.leave()
+                self._move(session, takers)
+                return
 
     # -- places that come and go ---------------------------------------------------
 
-    async def _look_for_places(self) -> None:
-        places = await self._discovery.find()
-        self._forget_places(set(places))
-        for place in places:
-            if place not in self._sessions:
-                _log.info("executor_found", executor=place.address)
-                session = self._sessions[place] = self._new_session(place)
-                self._run(session)
+    async def _look_for_ever(self) -> None:
+        while True:
+            places = await self._discovery.find()
+            self._forget_places(set(places))
+            for place in places:
+                if place not in self._sessions:
+                    self._welcome(place)
+            await asyncio.sleep(_RESOLVE_SECONDS)
+
+    def _welcome(self, place: Place) -> None:
+        try:
+            session = self._new_session(place)
+        except TlsError as error:  # the files are broken just now
+            _log.warning("executor_not_reachable", executor=place.address, reason=str(error))
+            return
+        _log.info("executor_found", executor=place.address)
+        self._sessions[place] = session
+        self._run(session)
 
     def _forget_places(self, known: Iterable[Place]) -> None:
         """Drop sessions whose address is gone, once nothing is connected or waits there."""

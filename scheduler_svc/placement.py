@@ -25,7 +25,7 @@ def place(request: Request, sessions: Sequence[ExecutorSession]) -> ExecutorSess
     Args:
         request: a validated one.
         sessions: at least one, all with a core.
-    Raises:  NeverFits, QueueFull: if none can, the error of the best one.
+    Raises:  QueueFull: if one could later; NeverFits: if none ever can.
     """
     hashes: _Hashes = {}
     refusal: NeverFits | QueueFull | None = None
@@ -34,7 +34,8 @@ def place(request: Request, sessions: Sequence[ExecutorSession]) -> ExecutorSess
         try:
             core.add(request, hashes.get(core.state.config.block_size, ()))
         except (NeverFits, QueueFull) as error:
-            refusal = refusal or error
+            if refusal is None or isinstance(error, QueueFull):
+                refusal = error
         else:
             return session
     assert refusal is not None

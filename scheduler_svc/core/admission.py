@@ -67,7 +67,7 @@ def misfit(state: SchedulerState, group: SequenceGroup) -> str | None:
 def make_room_for_urgent(state: SchedulerState, costs: CostModel) -> None:
     """Preempt running groups of a lower priority than the next one in line."""
     group = _next(state)
-    if group is None or state.config.policy == "fcfs":
+    if group is None or state.config.policy == "fcfs" or _is_quarantined(state, group):
         return
     last_in_line = [groups[-1] for groups in (state.running, state.preempted) if groups]
     if all(last.request.priority >= group.request.priority for last in last_in_line):

@@ -9,18 +9,27 @@ _KNOWN_FROM = 8
 
 
 class QueueWait:
-    """Admissions per second, over the last of them.
+    """How much time passes between two admissions while somebody waits, over the last of them.
 
-    A queue that stands still makes the estimate grow: time passes without an admission.
+    Time in which nobody waits counts nothing; a queue that stands still makes the estimate
+    grow.
     """
 
     def __init__(self) -> None:
         """Know nothing yet."""
-        self._times: deque[float] = deque(maxlen=_WINDOW)
+        self._gaps: deque[float] = deque(maxlen=_WINDOW)
+        # Since when the next one has been waiting for the last, or for its own arrival.
+        self._since = 0.0
+
+    def note_arrival(self, now: float, num_waiting: int) -> None:
+        """A group joins the queue, behind so many."""
+        if num_waiting == 0:
+            self._since = now
 
     def note_admission(self, now: float) -> None:
-        """Count a group that left the queue to run."""
-        self._times.append(now)
+        """A group left the queue to run."""
+        self._gaps.append(max(now - self._since, 0.0))
+        self._since = now
 
     def estimate(self, num_waiting: int, now: float) -> float | None:
         """Seconds until all who wait, and one more, are admitted.
@@ -32,10 +41,7 @@ class QueueWait:
         """
         if num_waiting == 0:
             return 0.0
-        if len(self._times) < _KNOWN_FROM:
+        if len(self._gaps) < _KNOWN_FROM:
             return None
-        return (num_waiting + 1) * max(now - self._times[0], 0.0) / len(self._times)
-
-    def forget(self) -> None:
-        """Begin anew: with another executor the pace is another."""
-        self._times.clear()
+        seconds = sum(self._gaps) + max(now - self._since, 0.0)
+        return (num_waiting + 1) * seconds / len(self._gaps)

@@ -10,10 +10,11 @@ Blame, so that one request cannot fail its neighbours for ever:
     a step that failed and says so   its requests are suspects; who is in the next such step
                                      as a suspect is given up (memory: in the third)
     a silent death of the executor   requests of the steps in flight are suspects; whom an
-                                     executor died under twice while no other was in question
-                                     is given up
+                                     executor died under twice, with few tokens between, while
+                                     no other was in question is given up
 
-Suspects run one at a time (admission.py) until they drew a token.
+Suspects run one at a time (admission.py) until they drew a token. A request that resumes is
+one as well: an executor may have died under it at another scheduler.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ from scheduler_svc.core.step import StepError, StepErrorKind
 
 _MAX_OUT_OF_MEMORY = 3
 _MAX_DEATHS = 2
+_INNOCENT_TOKENS = 64
+"""Who has drawn so many tokens since an executor died under it was not the reason."""
 
 
 def blame_failure(state: SchedulerState, error: StepError) -> None:
@@ -60,6 +63,10 @@ def blame_death(state: SchedulerState, reason: str) -> None:
     if len(in_question) != 1:
         return
     (group,) = in_question
+    num_tokens = sum(len(seq.tokens) for seq in group.sequences)
+    if num_tokens - group.tokens_at_death >= _INNOCENT_TOKENS:
+        group.num_deaths = 0
+    group.tokens_at_death = num_tokens
     group.num_deaths += 1
     if group.num_deaths >= _MAX_DEATHS:
         state.abandon(group, FinishReason.ERROR, f"executors died while they ran it: {reason}")
@@ -94,7 +101,7 @@ def evacuate(state: SchedulerState) -> list[SequenceGroup]:
     _forget_hashes(groups)
     state.suspects.clear()
     state.preempted = []
-    state.forget_waiting()
+    state.waiting.clear()
     state.start_over(state.config)
     return groups
 
@@ -106,7 +113,7 @@ def adopt(state: SchedulerState, group: SequenceGroup) -> None:
     if group.is_suspect:
         state.suspects.add(group)
     if group.status is GroupStatus.WAITING:
-        state.waiting.push(group)
+        state.enqueue(group)
     else:
         _come_back(state, group)
 

@@ -40,6 +40,38 @@ def take(state: SchedulerState, record: StepRecord, result: StepResult) -> int:
     return num_prefilled
 
 
+def find_fault(state: SchedulerState, result: StepResult, vocab_size: int) -> str | None:
+    """Say what is wrong with a result, before any of it is taken in; None if nothing is.
+
+    `vocab_size` is the executor's, in tokens; 0 is not known.
+
+    An executor that answers so cannot be trusted any further, but the core still can.
+    """
+    record = state.in_flight[0] if state.in_flight else None
+    if record is None or record.step_id != result.step_id:
+        due = "none" if record is None else str(record.step_id)
+        return f"it answered step {result.step_id} where {due} was due"
+    if result.error is not None:
+        return None
+    if len(result.tokens) != len(record.sampled):
+        return f"{len(result.tokens)} tokens came for {len(record.sampled)} rows that sampled"
+    if vocab_size and result.tokens and max(result.tokens) >= vocab_size:
+        return f"token {max(result.tokens)} came, of a vocabulary of {vocab_size}"
+    if record.decode_set is None:
+        for seq, row in zip(record.sampled, record.rows, strict=True):
+            if _lacks_candidates(seq, result.logprobs.get(row)) and row not in result.row_errors:
+                return f"row {row} of a beam search came with no candidates"
+    return None
+
+
+def _lacks_candidates(seq: Sequence, logprobs: RowLogprobs | None) -> bool:
+    search = seq.group.beam
+    if search is None or seq.is_finished:
+        return False
+    position = logprobs.sampled if logprobs is not None else None
+    return position is None or not position.top
+
+
 def finish_if_complete(state: SchedulerState, seq: Sequence) -> None:
     """End a resumed choice that had ended before it was resumed."""
     if seq.num_output_tokens == 0 or seq.group.beam is not None:

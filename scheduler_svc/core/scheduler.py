@@ -89,7 +89,9 @@ class Scheduler:
         if request.beam is not None:
             group.beam = beam.BeamSearch(request)
         state.hold(group)
-        state.waiting.push(group)
+        state.enqueue(group)
+        if request.resumed:
+            state.suspects.add(group)
         self._watch_deadline(group)
         for seq in group.live:
             results.finish_if_complete(state, seq)

@@ -199,6 +199,7 @@ class SequenceGroup:
         "sequences",
         "serial",
         "status",
+        "tokens_at_death",
         "unforked",
         "uses_cache",
     )
@@ -220,6 +221,7 @@ class SequenceGroup:
         # Steps it was in that failed; and executors that died silently under it alone.
         self.num_failures = 0
         self.num_deaths = 0
+        self.tokens_at_death = 0
         # While it moves from one core to another.
         self.is_suspect = False
         self.num_preemptions = 0

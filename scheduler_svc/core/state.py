@@ -128,7 +128,7 @@ class SchedulerState:
     def __init__(self, config: CoreConfig) -> None:
         """Start empty."""
         self.config = config
-        self.forget_waiting()
+        self.waiting: WaitingQueue = FairQueue() if config.policy == "fair" else OrderedQueue()
         self.key = fcfs_key if config.policy == "fcfs" else priority_key
         self.groups: dict[str, SequenceGroup] = {}
         self.preempted: list[SequenceGroup] = []
@@ -143,7 +143,6 @@ class SchedulerState:
     def start_over(self, config: CoreConfig) -> None:
         """Begin with an executor whose pool is empty and which has no rows."""
         self.config = config
-        self.queue_wait.forget()
         self.blocks = BlockManager(config.num_blocks, config.block_size, config.num_host_blocks)
         self.running: list[SequenceGroup] = []
         self.prefilling: list[Sequence] = []
@@ -175,11 +174,6 @@ class SchedulerState:
 
     # -- groups --------------------------------------------------------------------
 
-    def forget_waiting(self) -> None:
-        """Begin with an empty queue."""
-        is_fair = self.config.policy == "fair"
-        self.waiting: WaitingQueue = FairQueue() if is_fair else OrderedQueue()
-
     def hold(self, group: SequenceGroup) -> None:
         """Count a group among the live ones."""
         self.groups[group.request.request_id] = group
@@ -189,6 +183,11 @@ class SchedulerState:
         """Count a group no longer."""
         del self.groups[group.request.request_id]
         self.load_tokens -= group.load_tokens
+
+    def enqueue(self, group: SequenceGroup) -> None:
+        """Let a group wait for its first admission."""
+        self.queue_wait.note_arrival(group.request.arrival, len(self.waiting))
+        self.waiting.push(group)
 
     def enqueue_preempted(self, group: SequenceGroup) -> None:
         """Let a group wait to come back; it keeps its place in line."""

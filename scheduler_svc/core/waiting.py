@@ -54,6 +54,9 @@ class WaitingQueue(Protocol):
     def discard(self, group: SequenceGroup) -> None:
         """Take a group out whose status is no longer WAITING."""
 
+    def clear(self) -> None:
+        """Take all groups out; what tenants had of service stays known."""
+
     def charge(self, group: SequenceGroup, num_prompt: int, num_output: int) -> None:
         """Count work done for the group's tenant, in tokens."""
 
@@ -97,6 +100,11 @@ class OrderedQueue:
         if len(self._heap) > 2 * self._size + 16:
             self._heap = [e for e in self._heap if e[1].status is GroupStatus.WAITING]
             heapq.heapify(self._heap)
+
+    def clear(self) -> None:
+        """Take all groups out."""
+        self._heap.clear()
+        self._size = 0
 
     def charge(self, group: SequenceGroup, num_prompt: int, num_output: int) -> None:
         """Count nothing: this order looks at no one's share."""
@@ -150,6 +158,11 @@ class FairQueue:
         self._queues[group.request.tenant].discard(group)
         self._size -= 1
         self._forget_idle(group.request.tenant)
+
+    def clear(self) -> None:
+        """Take all groups out; what tenants had of service stays known."""
+        self._queues.clear()
+        self._size = 0
 
     def charge(self, group: SequenceGroup, num_prompt: int, num_output: int) -> None:
         """Count work done for the group's tenant, in tokens."""

@@ -37,8 +37,7 @@ def arrivals(rate: float, seconds: float, seed: int) -> list[tuple[str, Request]
         drawn = cap_lengths(drawn, max_prompt=256, max_output=64)
         for request in poisson_arrivals(drawn, rate * factor, seed=seed + number):
             at = min(request.arrival_seconds, seconds) + number * seconds
-            name = f"{part}-{request.request_id}"
-            requests.append((part, replace(request, request_id=name, arrival_seconds=at)))
+            requests.append((part, replace(request, id=f"{part}-{request.id}", arrival_seconds=at)))
     return requests
 
 

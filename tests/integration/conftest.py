@@ -15,6 +15,7 @@ from executor_svc.device_thread import Engine
 from executor_svc.executor import Executor
 from executor_svc.server import ExecutorServer
 from tests.integration.executor_rig import Running, config
+from tests.integration.fleet_rig import FleetRig
 
 
 @pytest.fixture(scope="module")
@@ -67,3 +68,11 @@ async def start() -> AsyncIterator[Callable[..., Any]]:
 async def running(start: Callable[..., Any], executor: Executor) -> Running:
     executor.reset()
     return await start(lambda: executor)
+
+
+@pytest.fixture
+async def fleet() -> AsyncIterator[FleetRig]:
+    """Executors and engines to be started, which end with the test."""
+    made = FleetRig()
+    yield made
+    await made.stop()

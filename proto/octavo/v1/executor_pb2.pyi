@@ -98,6 +98,7 @@ class DescribeResponse(_message.Message):
     SCHEDULERS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     PLAN_PROTOCOL_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """model is the name under which the model was loaded."""
     fingerprint: _builtins.str
@@ -140,6 +141,10 @@ class DescribeResponse(_message.Message):
     """plan_protocol is the version of this protocol that it speaks. A scheduler refuses
     another than its own.
     """
+    instance: _builtins.str
+    """instance names this process, drawn anew at every start: one executor may be reached at
+    several addresses.
+    """
     @_builtins.property
     def schedulers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """schedulers: the names of those that asked within the last 5 seconds, the owner
@@ -169,10 +174,11 @@ class DescribeResponse(_message.Message):
         schedulers: _abc.Iterable[_builtins.str] | None = ...,
         draining: _builtins.bool = ...,
         plan_protocol: _builtins.int = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "draining", b"draining", "dtype", b"dtype", "epoch", b"epoch", "fingerprint", b"fingerprint", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_rows", b"max_num_rows", "model", b"model", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "octavo_version", b"octavo_version", "owner", b"owner", "plan_protocol", b"plan_protocol", "schedulers", b"schedulers", "tensor_parallel_size", b"tensor_parallel_size", "vocab_size", b"vocab_size"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attention", b"attention", "block_bytes", b"block_bytes", "block_size", b"block_size", "device", b"device", "draining", b"draining", "dtype", b"dtype", "epoch", b"epoch", "fingerprint", b"fingerprint", "instance", b"instance", "max_model_len", b"max_model_len", "max_num_batched_tokens", b"max_num_batched_tokens", "max_num_rows", b"max_num_rows", "model", b"model", "num_device_blocks", b"num_device_blocks", "num_host_blocks", b"num_host_blocks", "octavo_version", b"octavo_version", "owner", b"owner", "plan_protocol", b"plan_protocol", "schedulers", b"schedulers", "tensor_parallel_size", b"tensor_parallel_size", "vocab_size", b"vocab_size"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

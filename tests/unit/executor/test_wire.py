@@ -165,8 +165,9 @@ def test_plan_has_no_field_that_the_wire_lacks() -> None:
 def test_a_description_says_who_owns_and_who_asks() -> None:
     """What the model is and what changes by the second stand in one message."""
     written = description_to_proto(
-        DESCRIPTION, epoch=3, owner="b", schedulers=["a", "b"], draining=True
+        DESCRIPTION, instance="i", epoch=3, owner="b", schedulers=["a", "b"], draining=True
     )
+    assert written.instance == "i"
     assert (written.epoch, written.owner, written.draining) == (3, "b", True)
     assert list(written.schedulers) == ["a", "b"]
     assert (written.model, written.fingerprint, written.block_size) == ("m", "abc", 16)

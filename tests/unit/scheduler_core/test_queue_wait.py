@@ -10,34 +10,54 @@ from tests.support.core_builders import finish, make_harness, make_request
 
 
 def test_the_estimate_follows_the_admissions() -> None:
-    """And grows while nobody is admitted."""
+    """And grows while nobody is admitted; time without a queue counts nothing."""
     wait = QueueWait()
     assert wait.estimate(0, 0.0) == 0.0
     assert wait.estimate(5, 0.0) is None
-    for second in range(10):
-        wait.note_admission(float(second))
-    assert wait.estimate(9, 10.0) == 10.0
-    assert wait.estimate(9, 20.0) == 20.0
-    wait.forget()
-    assert wait.estimate(9, 20.0) is None
+    wait.note_arrival(100.0, 0)
+    for second in range(1, 11):
+        wait.note_arrival(100.0 + second, 3)
+        wait.note_admission(100.0 + second)
+    assert wait.estimate(9, 110.0) == 10.0
+    assert wait.estimate(9, 120.0) == 20.0
+    wait.note_arrival(5000.0, 0)
+    assert wait.estimate(9, 5000.0) == 10.0
 
 
 def test_a_long_queue_is_refused_before_it_is_full() -> None:
     """With a delay near the wait; what waits already is untouched."""
-    harness = make_harness(max_num_seqs=2, max_num_batched_tokens=16, max_queue_seconds=8.0)
-    for index in range(10):  # one admission a second
-        harness.add(make_request(f"warm{index}", 4, max_tokens=1, arrival=harness.now))
+    harness = make_harness(max_num_seqs=1, max_num_batched_tokens=16, max_queue_seconds=8.0)
+    names = iter(f"r{index}" for index in range(100))
+
+    def add() -> None:
+        request = make_request(next(names), 4, max_tokens=1, arrival=harness.now)
+        harness.core.add(request)
+        harness.requests[request.request_id] = request
+
+    for _ in range(3):
+        add()
+    for _ in range(10):  # one admission a second, and the queue is never empty
         harness.step()
         harness.advance(1.0)
-    taken = 0
+        add()
     with pytest.raises(QueueFull, match="takes about") as refusal:
         while True:
-            request = make_request(f"r{taken}", 4, max_tokens=4, arrival=harness.now)
-            harness.core.add(request)
-            harness.requests[request.request_id] = request
-            taken += 1
-    assert 6 <= taken <= 10
-    assert 8.0 <= refusal.value.retry_seconds <= 12.0
+            add()
+    assert 7 <= len(harness.core.state.waiting) <= 9
+    assert 8.0 <= refusal.value.retry_seconds <= 10.0
+    finish(harness)
+
+
+def test_an_idle_hour_says_nothing_about_the_queue() -> None:
+    """A burst after it is taken: the pace is that of the present queue."""
+    harness = make_harness(max_num_seqs=2, max_num_batched_tokens=16, max_queue_seconds=5.0)
+    for index in range(10):
+        harness.add(make_request(f"warm{index}", 4, max_tokens=1, arrival=harness.now))
+        harness.step()
+        harness.advance(0.1)
+    harness.advance(3600.0)
+    burst = [make_request(f"r{i}", 4, max_tokens=2, arrival=harness.now) for i in range(6)]
+    assert all(harness.add(request) for request in burst)
     finish(harness)
 
 

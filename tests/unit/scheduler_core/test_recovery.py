@@ -169,6 +169,31 @@ def test_suspicion_moves_along() -> None:
     finish(here, there)
 
 
+def test_deaths_far_apart_blame_nobody() -> None:
+    """A long stream that runs alone outlives any number of executors."""
+    here = make_harness(num_blocks=200)
+    here.add(make_request("long", 5, max_tokens=400))
+    for _ in range(4):
+        for _ in range(80):
+            here.step()
+        here.plan()
+        here.die()
+    finish(here)
+    assert here.ends["long", 0] is FinishReason.LENGTH
+
+
+def test_who_resumes_is_a_suspect() -> None:
+    """It may have killed its executor at another scheduler: it runs apart from other suspects."""
+    here = make_harness()
+    for name in "ab":
+        here.add(make_request(name, 4, resumed={0: (1, 2)}))
+    here.add(make_request("new", 4, arrival=1.0))
+    plan = here.plan()
+    assert plan is not None and len(plan.starts) == 1
+    here.apply()
+    finish(here)
+
+
 def test_an_orderly_end_blames_nobody() -> None:
     """However often an executor is left with a request in flight."""
     here, there = pair()

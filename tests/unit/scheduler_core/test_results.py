@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from scheduler_svc.core.request import FinishReason
-from scheduler_svc.core.step import StepResult, StepTimings
+from scheduler_svc.core.request import BeamParams, FinishReason
+from scheduler_svc.core.results import find_fault
+from scheduler_svc.core.step import StepError, StepErrorKind, StepResult, StepTimings
 from tests.support.core_builders import finish, make_harness, make_request
 from tests.support.executor_model import expected_output
 
@@ -146,3 +147,40 @@ def test_waiting_for_a_plan_is_idleness_and_waiting_for_a_request_is_not() -> No
     step()
     step()
     assert core.state.counters.executor_idle_ns == (2 * 2 + 1 + 1) * 100
+
+
+def test_a_result_is_judged_before_it_is_taken_in() -> None:
+    """Each fault by its name; a sound result, and a failed step, have none."""
+    harness = make_harness()
+    state = harness.core.state
+    harness.add(make_request("r", 5, max_tokens=3))
+    assert "none was due" in (find_fault(state, StepResult(1, [7]), 50) or "")
+    plan = harness.plan()
+    assert plan is not None
+    step = plan.step_id
+    assert find_fault(state, StepResult(step, [7]), 50) is None
+    assert find_fault(state, StepResult(step, [7]), 0) is None
+    failed = StepResult(step, [], error=StepError(StepErrorKind.INTERNAL, "broken"))
+    assert find_fault(state, failed, 50) is None
+    for result, part in (
+        (StepResult(step + 1, [7]), f"where {step} was due"),
+        (StepResult(step, [7, 8]), "2 tokens came for 1 rows"),
+        (StepResult(step, []), "0 tokens came for 1 rows"),
+        (StepResult(step, [50]), "token 50"),
+    ):
+        assert part in (find_fault(state, result, 50) or "")
+    finish(harness)
+
+
+def test_a_beam_needs_candidates() -> None:
+    """Or an error of its row; without either the search would wait for ever."""
+    harness = make_harness()
+    harness.add(make_request("beam", 5, max_tokens=3, n=2, beam=BeamParams(2)))
+    plan = harness.plan()
+    assert plan is not None
+    bare = StepResult(plan.step_id, [7])
+    assert "no candidates" in (find_fault(harness.core.state, bare, 50) or "")
+    row = harness.core.state.in_flight[0].rows[0]
+    failed = StepResult(plan.step_id, [0], row_errors={row: "nan"})
+    assert find_fault(harness.core.state, failed, 50) is None
+    finish(harness)

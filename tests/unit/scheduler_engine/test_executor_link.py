@@ -1,16 +1,15 @@
-"""Which executors are refused, and what the end of a stream means."""
+"""Which executors are refused, and what limits a core has for one."""
 
 from __future__ import annotations
 
 from typing import Any
 
-import grpc
 import pytest
 from octavo.protocol import PLAN_PROTOCOL
 from octavo.v1 import executor_pb2 as pb
 
 from scheduler_svc.config import SchedulerConfig
-from scheduler_svc.executor_link import ExecutorDied, ExecutorLost, check, core_config, explain_end
+from scheduler_svc.executor_link import ExecutorLost, check, core_config
 
 
 def described(**fields: Any) -> pb.DescribeResponse:
@@ -67,34 +66,3 @@ def test_the_limits_are_the_least_of_both() -> None:
     assert (limits.max_num_batched_tokens, limits.max_num_seqs) == (256, 64)
     limits = core_config(config, described(), 8)
     assert (limits.max_num_batched_tokens, limits.max_num_seqs) == (8, 7)
-
-
-class Ended:
-    """A call that is over."""
-
-    def __init__(self, code: grpc.StatusCode) -> None:
-        self._code = code
-
-    async def code(self) -> grpc.StatusCode:
-        return self._code
-
-    async def details(self) -> str:
-        return "why"
-
-
-@pytest.mark.parametrize(
-    ("code", "is_expected", "died"),
-    [
-        (grpc.StatusCode.OK, False, False),
-        (grpc.StatusCode.FAILED_PRECONDITION, False, False),
-        (grpc.StatusCode.UNAVAILABLE, False, True),
-        (grpc.StatusCode.UNAVAILABLE, True, False),
-        (grpc.StatusCode.INTERNAL, False, True),
-        (grpc.StatusCode.CANCELLED, False, True),
-    ],
-)
-async def test_the_end_of_a_stream(code: grpc.StatusCode, is_expected: bool, died: bool) -> None:
-    """Refusals and orderly ends blame no request; silence may."""
-    ended = await explain_end(Ended(code), is_expected=is_expected)
-    assert isinstance(ended, ExecutorDied) is died
-    assert str(ended) == f"{code.name}: why"
