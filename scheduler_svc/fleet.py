@@ -170,7 +170,7 @@ class Fleet:
 
     def _is_reached_twice(self, session: ExecutorSession) -> bool:
         """Whether it is an executor that we have by another address."""
-        return session.seen is not None and any(
+        return bool(session.seen and session.seen.instance) and any(
             other is not session
             and (other.connected or other.is_claiming)
             and other.seen is not None

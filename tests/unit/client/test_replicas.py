@@ -53,6 +53,13 @@ def refuses(fake: Any, wire: Any) -> None:
     fake.failures, fake.unary_failures = [failure] * 10_000, [failure] * 10_000
 
 
+async def meet(client: AsyncClient, *replicas: Any) -> None:
+    """Call until each has been called: until then a call may find the same one every time."""
+    async with asyncio.timeout(WAIT):
+        while not all(replica.num_unary_calls for replica in replicas):
+            await client.tokenize("a")
+
+
 async def test_calls_go_to_all_of_a_list(fake: Any, other: Any) -> None:
     """In turn, by one client."""
     async with AsyncClient(f"grpc://{fake.target},{other.target}") as client:
@@ -84,17 +91,25 @@ async def test_a_replica_that_refuses_is_followed_by_the_next(
     fake: Any, other: Any, wire: Any
 ) -> None:
     """At once, by calls one after the other; to wait would take longer than there is."""
-    refuses(fake, wire)
     policy = RetryPolicy(initial_backoff_seconds=NEVER, max_backoff_seconds=NEVER)
     target = f"{fake.target},{other.target}"
     async with AsyncClient(target, retry=policy) as client:
-        async with asyncio.timeout(WAIT):
-            while not fake.requests:  # until the refusing one has a turn
-                assert (await client.generate("hi", max_tokens=2)).token_ids == (1, 2)
+        await meet(client, fake, other)
+        refuses(fake, wire)
         for _ in range(10):
             assert (await client.generate("hi", max_tokens=2)).token_ids == (1, 2)
             assert (await client.tokenize("a")) == (97,)
-    with Client(target, retry=policy) as client:
+
+
+def test_so_it_is_without_asyncio(fake: Any, other: Any, wire: Any) -> None:
+    """A replica that refuses is followed by the next at once."""
+    policy = RetryPolicy(initial_backoff_seconds=NEVER, max_backoff_seconds=NEVER)
+    with Client(f"{fake.target},{other.target}", retry=policy) as client:
+        for _ in range(10_000):
+            client.tokenize("a")
+            if fake.num_unary_calls and other.num_unary_calls:
+                break
+        refuses(fake, wire)
         for _ in range(10):
             assert client.generate("hi", max_tokens=2).token_ids == (1, 2)
             assert client.tokenize("a") == (97,)
@@ -113,12 +128,12 @@ async def test_a_broken_stream_goes_on_past_a_replica_that_refuses(
 ) -> None:
     """The tokens that it has go along, and the caller hears of one outage."""
     heard: list[Any] = []
-    refuses(fake, wire)
-    broken = wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=2)
-    other.failures = [broken]
     policy = RetryPolicy(initial_backoff_seconds=NEVER, max_backoff_seconds=NEVER)
     target = f"{fake.target},{other.target}"
     async with AsyncClient(target, retry=policy, on_retry=heard.append) as client:
+        await meet(client, fake, other)
+        refuses(fake, wire)
+        other.failures = [wire.Failure(grpc.StatusCode.UNAVAILABLE, after_deltas=2)]
         stream = client.stream("hi", max_tokens=5)
         tokens = [
             token async for event in stream if isinstance(event, Delta) for token in event.token_ids

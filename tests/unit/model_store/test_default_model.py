@@ -69,6 +69,9 @@ class ReferenceTokenizer:
         return [piece for piece in [*pieces, text[start:]] if piece]
 
     def merge(self, parts: list[str]) -> list[int]:
+        # A byte that the vocabulary lacks is dropped first, there as here: what stood beside
+        # it may merge.
+        parts = [part for part in parts if part in self.vocabulary]
         while len(parts) > 1:
             ranked = [
                 (self.ranks[pair], index)
@@ -79,8 +82,7 @@ class ReferenceTokenizer:
                 break
             _, index = min(ranked)
             parts[index : index + 2] = [parts[index] + parts[index + 1]]
-        # A byte that the vocabulary lacks is dropped, there as here.
-        return [self.vocabulary[part] for part in parts if part in self.vocabulary]
+        return [self.vocabulary[part] for part in parts]
 
 
 @cache
@@ -98,6 +100,7 @@ TEXTS = [
     "don't we'll I'D they've 'tis",
     "    leading and trailing    ",
     "\r\n\r\n\t\t x \x00 y",
+    "a:\x16:b",
 ]
 
 
