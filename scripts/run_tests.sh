@@ -6,7 +6,8 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 PYTEST=("${VENV:-.venv}/bin/python" -P -m pytest -m 'not gpu and not slow')
-HALF=(tests/kernels tests/property tests/unit tests/integration)
+HALF=(tests/kernels tests/property tests/unit tests/integration
+  tests/e2e/test_mutual_tls.py tests/e2e/test_startup.py)
 
 if (($#)); then
   exec "${PYTEST[@]}" "$@"

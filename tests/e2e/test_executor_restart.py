@@ -7,6 +7,7 @@ import contextlib
 import socket
 from pathlib import Path
 
+import pytest
 from octavo_client import AsyncClient, Delta, Unavailable
 from octavo_client._process import Child
 
@@ -40,6 +41,7 @@ async def until_serving(client: AsyncClient, seconds: float = 90.0) -> None:
     raise AssertionError("the executor never connected")
 
 
+@pytest.mark.slow  # `make test` has tests/chaos/, which kills executors as well
 async def test_streams_go_on_after_an_executor_is_killed(
     model_folder: Path, judge: Judge, tmp_path: Path
 ) -> None:
