@@ -170,11 +170,12 @@ class Fleet:
 
     def _is_reached_twice(self, session: ExecutorSession) -> bool:
         """Whether it is an executor that we have by another address."""
-        return bool(session.seen and session.seen.instance) and any(
+        instance = session.seen.instance if session.seen is not None else ""
+        return bool(instance) and any(
             other is not session
             and (other.connected or other.is_claiming)
             and other.seen is not None
-            and other.seen.instance == session.seen.instance
+            and other.seen.instance == instance
             for other in self._sessions.values()
         )
 

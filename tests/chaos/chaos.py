@@ -101,7 +101,8 @@ class Chaos:
         """Run it all; problems are in the report."""
         settings, report = self._settings, self.report
         model = settings.model or write_model(report.logs / "model")
-        layout = Layout(model=model, folder=report.logs, **settings.layout)  # type: ignore[arg-type]
+        fields = settings.layout
+        layout = Layout(model=model, folder=report.logs, **fields)  # type: ignore[arg-type]  # mixed
         stack = Stack(layout)
         try:
             async with stack:

@@ -127,7 +127,9 @@ async def follow(
         async for event in events:
             builder.add(event)
             is_new = isinstance(event, Delta) and not event.is_prompt
-            ledger.note_event(record, len(event.token_ids) if is_new else 0)  # type: ignore[union-attr]
+            # `is_new` says that it is a delta, which mypy does not follow.
+            num_tokens = len(event.token_ids) if is_new else 0  # type: ignore[union-attr]  # see above
+            ledger.note_event(record, num_tokens)
     return builder.build()
 
 

@@ -24,6 +24,7 @@ def make_stack(small_model: Path, tmp_path: Path) -> MakeStack:
     """Prepare services around the small model; options are those of Layout."""
 
     def make(**options: object) -> Stack:
-        return Stack(Layout(model=small_model, folder=tmp_path, **options))  # type: ignore[arg-type]
+        layout = Layout(model=small_model, folder=tmp_path, **options)  # type: ignore[arg-type]  # mixed
+        return Stack(layout)
 
     return make

@@ -37,5 +37,5 @@ def _poisoned_launch(self: executor.Executor, plan: Plan) -> executor.Launched:
 
 
 if __name__ == "__main__":
-    executor.Executor.launch = _poisoned_launch  # type: ignore[method-assign]
+    executor.Executor.launch = _poisoned_launch  # type: ignore[method-assign]  # that is the poison
     sys.exit(main())

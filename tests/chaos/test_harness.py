@@ -60,7 +60,8 @@ def test_the_same_answer_is_the_same() -> None:
 )
 def test_another_answer_is_called_so(change: dict[str, object], why: str) -> None:
     """Each part of a choice counts."""
-    other = replace(ANSWER, choices=(replace(CHOICE, **change),))  # type: ignore[arg-type]
+    choice = replace(CHOICE, **change)  # type: ignore[arg-type]  # fields of several types
+    other = replace(ANSWER, choices=(choice,))
     assert why in (difference(ENTRY, other) or "")
 
 
