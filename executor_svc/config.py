@@ -29,6 +29,7 @@ _METAVARS = {
     "tls_cert": "FILE",
     "tls_key": "FILE",
     "tls_client_ca": "FILE",
+    "metrics_listen": "HOST:PORT",
     "device": "NAME",
     "block_size": "TOKENS",
     "num_blocks": "BLOCKS",
@@ -48,6 +49,7 @@ _DEFAULTS_IN_WORDS = {
     "tls_cert": "no TLS",
     "tls_key": "no TLS",
     "tls_client_ca": "any client may connect",
+    "metrics_listen": "metrics are not served",
     "num_blocks": "0, as many as memory allows",
     "num_host_blocks": "as many as fit --host-cache-gib",
     "max_num_batched_tokens": "0, 256 on a CPU and 2048 on a GPU",
@@ -93,6 +95,11 @@ class ExecutorConfig(BaseSettings):
         None,
         description="PEM file of CAs: only schedulers whose certificate one of them signed may "
         "connect (mutual TLS).",
+    )
+    metrics_listen: str = Field(
+        "",
+        description="HOST:PORT of metrics for Prometheus, at /metrics, without TLS; port 0 takes a "
+        "free one.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
@@ -168,6 +175,13 @@ class ExecutorConfig(BaseSettings):
         parse_address(listen)
         return listen
 
+    @field_validator("metrics_listen")
+    @classmethod
+    def _metrics_listen_has_a_port(cls, listen: str) -> str:
+        if listen:
+            parse_address(listen)
+        return listen
+
     @field_validator("tls_cert", "tls_key", "tls_client_ca", mode="before")
     @classmethod
     def _empty_is_unset(cls, value: object) -> object:
@@ -186,6 +200,11 @@ class ExecutorConfig(BaseSettings):
                 "--insecure-bind if the network is yours"
             )
         return self
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of metrics; None if they are not served."""
+        return parse_address(self.metrics_listen) if self.metrics_listen else None
 
     @property
     def tls_files(self) -> PemFiles | None:

@@ -92,6 +92,7 @@ class _OnDevice:
 
     job: _Step
     launched: Any
+    begin_ns: int
     queue_ns: int
     idle_ns: int
 
@@ -231,6 +232,7 @@ class DeviceThread:
         step = _OnDevice(
             job,
             engine.launch(job.plan),
+            begin_ns=begin,
             queue_ns=begin - job.submitted_ns if waited else 0,
             idle_ns=begin - free_since_ns if is_free else 0,
         )
@@ -249,7 +251,12 @@ class DeviceThread:
         # To hand the result over wakes another thread: that is time the device idles.
         self._last_done_ns = time.perf_counter_ns()
         self._last_step_id = step.job.plan.step_id
-        timings = replace(outcome.timings, queue_ns=step.queue_ns, idle_ns=step.idle_ns)
+        timings = replace(
+            outcome.timings,
+            begin_ns=step.begin_ns,
+            queue_ns=step.queue_ns,
+            idle_ns=step.idle_ns,
+        )
         step.job.answer.set_result(replace(outcome, timings=timings))
 
     def _refuse_jobs(self, error: BaseException) -> None:

@@ -113,7 +113,6 @@ class Plan:
     fork_parents: Sequence[int] = ()
     fork_rows: Sequence[int] = ()
     fork_sample_indices: Sequence[int] = ()
-    traceparent: str = ""
     broken: StepError | None = None
     """The message could not be read as a plan: the step fails with this."""
 
@@ -148,6 +147,8 @@ class Timings:
     move_ns: int = 0
     """A part of forward_ns: block copies and swaps."""
     sample_ns: int = 0
+    begin_ns: int = 0
+    """When the step began, by the monotonic clock. Not told to the scheduler."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,8 +12,10 @@ from octavo.v1 import executor_pb2 as pb
 from executor_svc.codec import Malformed, require_message
 from executor_svc.device_thread import DeviceThread
 from executor_svc.errors import ClaimRefused, ExecutorError, InvalidPlan, OutOfOrder, ReaderStalled
+from executor_svc.metrics import Metrics
 from executor_svc.ownership import Lease
 from executor_svc.plan import Outcome, Plan, StepError, StepErrorKind
+from executor_svc.step_spans import StepSpans
 from executor_svc.wire import plan_from_proto, result_to_proto
 
 WRITE_SECONDS = 15.0
@@ -34,8 +36,17 @@ class PlanStream:
     Invariant: a message is written whole before the next one, and within WRITE_SECONDS.
     """
 
-    def __init__(self, lease: Lease, device: DeviceThread, context: RunContext) -> None:
+    def __init__(
+        self,
+        lease: Lease,
+        device: DeviceThread,
+        context: RunContext,
+        spans: StepSpans,
+        metrics: Metrics,
+    ) -> None:
         self._lease = lease
+        self._spans = spans
+        self._metrics = metrics
         self._device = device
         self._context = context
         self._writing = asyncio.Lock()
@@ -83,6 +94,7 @@ class PlanStream:
             for task in tasks:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
+            self._spans.close()
 
     async def _read(self, plans: AsyncIterator[pb.StepPlan | Malformed]) -> None:
         try:
@@ -105,7 +117,10 @@ class PlanStream:
         while (answer := await self._pending.get()) is not None:
             if isinstance(answer, ExecutorError):
                 raise answer
-            await self.write(result_to_proto(await answer))
+            outcome = await answer
+            self._spans.note_result(outcome)
+            self._metrics.note_outcome(outcome)
+            await self.write(result_to_proto(outcome))
 
     async def _tell(self, draining: asyncio.Event) -> None:
         """Say that the executor drains: between two results, not behind a step that is long."""
@@ -113,6 +128,7 @@ class PlanStream:
         await self.write(pb.StepResult(epoch=self._lease.epoch, draining=True))
 
     def _submit(self, message: pb.StepPlan) -> _Answer:
+        self._spans.note_plan(message)
         try:
             plan = plan_from_proto(message)
         except InvalidPlan as error:

@@ -16,8 +16,11 @@ from typing import Any, TypeVar
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from octavo.metrics import MetricsError
+from octavo.metrics_outlets import MetricsOutlets
 from octavo.pem import TlsError
 from octavo.tls import ServerTls
+from octavo.tracing import Tracing, TracingError, open_tracing
 from octavo.v1 import executor_pb2
 
 from executor_svc.config import ExecutorConfig
@@ -68,9 +71,12 @@ class ExecutorServer:
         self._tls = _port_tls(config)
         self._device = DeviceThread(load)
         self._servicer = ExecutorServicer(self._device)
+        self._tracing = _open_tracing(self._servicer.instance)
+        self._servicer.tracing = self._tracing
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined] # not in the stubs
         self._server = grpc.aio.server(options=_OPTIONS)
         self._watcher: asyncio.Task[None] | None = None
+        self._outlets: MetricsOutlets | None = None
         self.address = ""
 
     async def start(self) -> None:
@@ -102,6 +108,7 @@ class ExecutorServer:
                 address=self.address,
                 hint="whoever reaches it may claim this executor; --tls-client-ca says who may",
             )
+        self._outlets = self._show_metrics()
         await self._server.start()
         self._device.start()
 
@@ -109,6 +116,19 @@ class ExecutorServer:
         if self._tls is None:
             return self._server.add_insecure_port(self._config.listen)
         return self._server.add_secure_port(self._config.listen, self._tls.credentials)
+
+    def _show_metrics(self) -> MetricsOutlets | None:
+        try:
+            if not MetricsOutlets.are_wanted(self._config.metrics_address):
+                return None
+            return MetricsOutlets.open(
+                self._servicer.metrics,
+                listen=self._config.metrics_address,
+                service="octavo-executor",
+                instance=self._servicer.instance,
+            )
+        except MetricsError as error:
+            raise StartupError(str(error)) from None
 
     async def wait_ready(self) -> None:
         """Wait for the model.
@@ -165,10 +185,14 @@ class ExecutorServer:
             self._watcher.cancel()
         self._device.stop()
         await self._server.stop(_STOP_SECONDS)
+        if self._outlets is not None:
+            await self._outlets.close()
         # A load in progress ends with the process; nothing of it needs an end of its own.
         seconds = _JOIN_SECONDS if self._device.ready.done() else 0.0
         if not await asyncio.to_thread(self._device.join, seconds) and seconds:
             _log.warning("device_stuck", busy_seconds=round(self._device.busy_seconds(), 1))
+        if self._tracing is not None:
+            await asyncio.to_thread(self._tracing.close)
 
     async def _report(self, *, serving: bool) -> None:
         values = health_pb2.HealthCheckResponse
@@ -196,6 +220,13 @@ def _port_tls(config: ExecutorConfig) -> ServerTls | None:
     try:
         return None if files is None else ServerTls(files)
     except TlsError as error:
+        raise StartupError(str(error)) from None
+
+
+def _open_tracing(instance: str) -> Tracing | None:
+    try:
+        return open_tracing("octavo-executor", instance)
+    except TracingError as error:
         raise StartupError(str(error)) from None
 
 

@@ -14,6 +14,7 @@ import grpc
 from google.protobuf import any_pb2
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
+from octavo.tracing import Tracing
 from octavo.v1 import executor_pb2 as pb
 
 from executor_svc.codec import Malformed, deserializer, require_message
@@ -31,9 +32,11 @@ from executor_svc.errors import (
     StaleEpoch,
 )
 from executor_svc.logs import get_logger
+from executor_svc.metrics import Metrics
 from executor_svc.ownership import Lease, Ownership
 from executor_svc.plan import Description
 from executor_svc.plan_stream import PlanStream, RunContext
+from executor_svc.step_spans import StepSpans
 from executor_svc.wire import audit_to_proto, description_to_proto
 
 _log = get_logger(__name__)
@@ -60,14 +63,23 @@ _SERVICE = pb.DESCRIPTOR.services_by_name["ExecutorService"].full_name
 
 
 class ExecutorServicer:
-    """Takes plans for the device thread, from the scheduler that owns this executor."""
+    """Takes plans for the device thread, from the scheduler that owns this executor.
+
+    Attributes:
+        instance: made for this process, so that two addresses of it can be told.
+        metrics: of the executor.
+        tracing: makes spans of what it computes; None: there are none.
+    """
 
     def __init__(self, device: DeviceThread) -> None:
         self._device = device
+        self.tracing: Tracing | None = None
         self._ownership = Ownership()
         self._contenders = Contenders()
-        self._instance = secrets.token_hex(8)
+        self.instance = secrets.token_hex(8)
         self._draining = asyncio.Event()
+        reasons = [reason for _, reason in _STATUS.values()]
+        self.metrics = Metrics(device, self._ownership, self._draining.is_set, reasons)
 
     @property
     def lease(self) -> Lease | None:
@@ -143,19 +155,24 @@ class ExecutorServicer:
         except ExecutorError as error:
             claimant = "" if isinstance(first, Malformed) else first.claim.scheduler_id
             _log.info("claim_refused", scheduler_id=claimant, reason=str(error))
+            self.metrics.note_refused_claim(_status_of(error)[1])
             await _abort(context, error)
         log = _log.bind(scheduler_id=lease.scheduler_id, epoch=lease.epoch)
         log.info("executor_claimed")
+        self.metrics.note_claim()
         try:
             await self._serve(lease, request_iterator, context)
             log.info("owner_left")
+            self.metrics.note_ended_stream("LEFT")
         except ExecutorError as error:
             log.warning("stream_ended", reason=str(error))
+            self.metrics.note_ended_stream(_status_of(error)[1])
             # Freed before it is told: an owner that reads nothing takes no status either.
             self._ownership.release(lease)
             await _abort(context, error)
         except (asyncio.CancelledError, grpc.aio.InternalError) as error:
             log.warning("owner_lost")
+            self.metrics.note_ended_stream("LOST")
             self._contenders.forget(lease.scheduler_id)
             if isinstance(error, asyncio.CancelledError):
                 raise
@@ -193,7 +210,7 @@ class ExecutorServicer:
         Raises:
             ExecutorError: the reason for which the stream may not go on.
         """
-        stream = PlanStream(lease, self._device, context)
+        stream = PlanStream(lease, self._device, context, StepSpans(self.tracing), self.metrics)
         description = self._describe(self._description())
         await stream.write(pb.StepResult(epoch=lease.epoch, description=description))
         await stream.follow(plans, self._draining)
@@ -209,7 +226,7 @@ class ExecutorServicer:
         owner = self._ownership.owner
         return description_to_proto(
             description,
-            instance=self._instance,
+            instance=self.instance,
             epoch=self._ownership.epoch,
             owner=owner,
             schedulers=self._contenders.names(owner),
@@ -217,9 +234,14 @@ class ExecutorServicer:
         )
 
 
+def _status_of(error: ExecutorError) -> tuple[int, str]:
+    """The gRPC status code and the reason of an error."""
+    return _STATUS.get(type(error), (code_pb2.INTERNAL, "INTERNAL"))
+
+
 async def _abort(context: grpc.aio.ServicerContext[Any, Any], error: ExecutorError) -> NoReturn:
     """End the call with the error's status and a google.rpc.ErrorInfo."""
-    code, reason = _STATUS.get(type(error), (code_pb2.INTERNAL, "INTERNAL"))
+    code, reason = _status_of(error)
     detail = any_pb2.Any()
     detail.Pack(error_details_pb2.ErrorInfo(reason=reason, domain=_DOMAIN))
     status = rpc_status.to_status(

@@ -78,7 +78,6 @@ def plan_from_proto(message: pb.StepPlan) -> Plan:
         fork_parents=list(message.fork_parents),
         fork_rows=list(message.fork_rows),
         fork_sample_indices=list(message.fork_sample_indices),
-        traceparent=message.traceparent,
     )
 
 

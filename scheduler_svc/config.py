@@ -41,6 +41,7 @@ _METAVARS = {
     "executor_cert": "FILE",
     "executor_key": "FILE",
     "executor_server_name": "NAME",
+    "metrics_listen": "HOST:PORT",
     "scheduler_id": "NAME",
     "max_num_batched_tokens": "TOKENS",
     "max_num_seqs": "N",
@@ -75,6 +76,7 @@ _DEFAULTS_IN_WORDS = {
     "executor_cert": "none is shown",
     "executor_key": "none is shown",
     "executor_server_name": "the host that --executors names",
+    "metrics_listen": "metrics are not served",
 }
 _FILES = ("tls_cert", "tls_key", "tls_client_ca", "api_keys")
 _EXECUTOR_FILES = ("executor_cert", "executor_key", "executor_ca")
@@ -153,6 +155,11 @@ class SchedulerConfig(BaseSettings):
         "",
         description="Name that the executors' certificates carry, where it is not the host that "
         "is connected to.",
+    )
+    metrics_listen: str = Field(
+        "",
+        description="HOST:PORT of metrics for Prometheus, at /metrics, without TLS; port 0 takes a "
+        "free one.",
     )
     scheduler_id: str = Field(
         default_factory=_default_scheduler_id,
@@ -301,6 +308,13 @@ class SchedulerConfig(BaseSettings):
         parse_address(value)
         return value
 
+    @field_validator("metrics_listen")
+    @classmethod
+    def _check_metrics_listen(cls, value: str) -> str:
+        if value:
+            parse_address(value)
+        return value
+
     @model_validator(mode="after")
     def _check_together(self) -> SchedulerConfig:
         try:
@@ -316,6 +330,11 @@ class SchedulerConfig(BaseSettings):
                 "--insecure-bind to listen where other machines can reach an unencrypted port"
             )
         return self
+
+    @property
+    def metrics_address(self) -> tuple[str, int] | None:
+        """Host and port of metrics; None if they are not served."""
+        return parse_address(self.metrics_listen) if self.metrics_listen else None
 
     @property
     def tls_files(self) -> PemFiles | None:

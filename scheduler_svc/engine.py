@@ -19,12 +19,12 @@ import structlog
 
 from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.core.request import FinishReason, Request
-from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import Sequence
 from scheduler_svc.core.state import Outcome
 from scheduler_svc.errors import DuplicateRequest, OctavoError, RequestFailed, Unavailable
 from scheduler_svc.executor_session import ExecutorSession
 from scheduler_svc.fleet import Fleet
+from scheduler_svc.observation.observer import Observer
 from scheduler_svc.stream import TokenStream
 
 _log = structlog.get_logger()
@@ -48,16 +48,21 @@ class Engine:
 
     Attributes:
         is_draining: nothing new is taken.
+        observer: is told what happens.
     """
 
-    def __init__(self, config: SchedulerConfig, fingerprint: str) -> None:
+    def __init__(
+        self, config: SchedulerConfig, fingerprint: str, observer: Observer | None = None
+    ) -> None:
         """Prepare; `start` connects.
 
         Args:
             config: the service's settings.
             fingerprint: of the model; executors with another one are refused.
+            observer: is told what happens; None: one that makes no spans.
         """
-        self._fleet = Fleet(config, fingerprint, self)
+        self.observer = observer or Observer()
+        self._fleet = Fleet(config, fingerprint, self, self.observer)
         self.is_draining = False
         self._streams: dict[str, TokenStream] = {}
         self._owners: dict[str, ExecutorSession] = {}
@@ -108,7 +113,20 @@ class Engine:
         """Live requests."""
         return len(self._streams)
 
+    def num_generated_tokens(self, request_id: str) -> int:
+        """Tokens that the choices of a live request have so far; 0 if there is no such one."""
+        session = self._owners.get(request_id)
+        group = session.core.state.groups.get(request_id) if session and session.core else None
+        return sum(seq.num_output_tokens for seq in group.live) if group is not None else 0
+
     # -- requests ------------------------------------------------------------------
+
+    def check_room(self, now: float) -> None:
+        """Say early, before its prompt costs anything, whether a request would be refused.
+
+        Raises:  QueueFull.
+        """
+        self._fleet.check_room(now)
 
     async def submit(self, request: Request) -> TokenStream:
         """Accept a request.
@@ -124,6 +142,7 @@ class Engine:
         self._streams[request.request_id] = stream
         self._owners[request.request_id] = session
         self._idle.clear()
+        self.observer.note_submitted(request, session.address)
         session.deliver()
         session.wake()
         return stream
@@ -164,55 +183,106 @@ class Engine:
         """A request has waited too long for an executor."""
         stream = self._streams.get(request_id)
         if stream is not None:
+            request = stream.request
+            self.observer.note_finished(
+                request,
+                "",
+                FinishReason.CANCELLED,
+                took=time.monotonic() - request.arrival,
+                num_tokens=0,
+                error=str(error),
+            )
             stream.fail(error)
             self._forget(request_id)
 
-    def deliver(self, core: Scheduler, outcome: Outcome) -> None:
-        """Hand what happened in a core to the streams of its requests."""
-        streams = self._streams
+    def deliver(self, session: ExecutorSession, outcome: Outcome) -> None:
+        """Hand what happened in a session's core to the streams of its requests."""
+        streams, executor = self._streams, session.address
         now = time.monotonic()
         for group in outcome.admitted:
+            waited = now - group.request.arrival
+            self.observer.note_admitted(group, executor, waited)
             stream = streams.get(group.request.request_id)
             if stream is not None:
-                stream.stats.queue_seconds = now - group.request.arrival
+                stream.stats.queue_seconds = waited
                 stream.stats.cached_prompt_tokens = group.cached_prompt_tokens
+        for event in outcome.events:
+            self.observer.note_event(event, executor)
         for seq, logprobs in outcome.logprobs:
             stream = streams.get(seq.group.request.request_id)
             if stream is not None:
                 stream.push_logprobs(seq.sample_index, logprobs.sampled, logprobs.prompt)
-        for seq, token in zip(outcome.sampled, outcome.tokens, strict=True):
-            stream = streams.get(seq.group.request.request_id)
-            if stream is not None:
-                stream.push_token(seq.sample_index, token)
-        self._deliver_beams(outcome)
+        if outcome.tokens:
+            self._deliver_tokens(outcome, executor, now)
+        self._deliver_beams(outcome, executor, now)
         for seq in outcome.finished:
-            self._finish(seq, outcome.errors.get(seq, ""))
+            self._finish(seq, executor, now, outcome.errors.get(seq, ""))
+        groups = session.core.state.groups if session.core is not None else {}
         for request_id in {s.group.request.request_id for s in outcome.finished}:
-            if request_id in streams and request_id not in core.state.groups:
+            if request_id in streams and request_id not in groups:
                 self._forget(request_id)
 
-    def _deliver_beams(self, outcome: Outcome) -> None:
+    def _deliver_tokens(self, outcome: Outcome, executor: str, now: float) -> None:
+        streams = self._streams
+        # Sequences that had their last token at the same time are counted together.
+        last: dict[float, int] = {}
+        for seq, token in zip(outcome.sampled, outcome.tokens, strict=True):
+            stream = streams.get(seq.group.request.request_id)
+            if stream is None:
+                continue
+            stream.push_token(seq.sample_index, token)
+            told_at, seq.told_at = seq.told_at, now
+            if told_at:
+                last[told_at] = last.get(told_at, 0) + 1
+            else:
+                self._begin(stream, executor, now)
+        for told_at, count in last.items():
+            self.observer.note_later_tokens(now - told_at, count)
+
+    def _begin(self, stream: TokenStream, executor: str, now: float) -> None:
+        waited = stream.note_begin(now)
+        if waited is not None:
+            self.observer.note_first_token(stream.request, executor, waited)
+
+    def _deliver_beams(self, outcome: Outcome, executor: str, now: float) -> None:
         for group, hypotheses in outcome.hypotheses:
             stream = self._streams.get(group.request.request_id)
             if stream is None:
                 continue
+            request = group.request
+            self._begin(stream, executor, now)
             for index, found in enumerate(hypotheses):
+                self.observer.note_finished(
+                    request,
+                    executor,
+                    found.reason,
+                    took=now - request.arrival,
+                    num_tokens=len(found.tokens),
+                )
                 for token in found.tokens:
                     stream.push_token(index, token)
                 last = found.tokens[-1]
                 stream.push_finish(
                     index,
                     found.reason,
-                    stop_token_id=last if last in group.request.stop_token_ids else None,
+                    stop_token_id=last if last in request.stop_token_ids else None,
                     cumulative_logprob=found.cumulative_logprob,
                 )
             # Fewer tokens allowed than choices asked for: the rest ends empty.
             stream.finish_all(FinishReason.STOP)
-            self._forget(group.request.request_id)
+            self._forget(request.request_id)
 
-    def _finish(self, seq: Sequence, error: str) -> None:
+    def _finish(self, seq: Sequence, executor: str, now: float, error: str) -> None:
         assert seq.finish_reason is not None
         request = seq.group.request
+        self.observer.note_finished(
+            request,
+            executor,
+            seq.finish_reason,
+            took=now - request.arrival,
+            num_tokens=seq.num_output_tokens,
+            error=error,
+        )
         stream = self._streams.get(request.request_id)
         if stream is None:
             return

@@ -3,6 +3,7 @@
 OctavoError
 ├── InvalidArgument     a field of a request is out of bounds
 ├── UnknownModel        the model asked for is not the one served
+├── UnknownRequest      no live or lately ended request has this request_id
 ├── DuplicateRequest    request_id belongs to a live request
 ├── NeverFits           the request is larger than the whole KV pool
 ├── QueueFull           the bounded queue is full; carries a retry delay
@@ -45,6 +46,10 @@ class InvalidArgument(OctavoError):
 
 class UnknownModel(OctavoError):
     """The model asked for is not the one served."""
+
+
+class UnknownRequest(OctavoError):
+    """No live or lately ended request has this request_id."""
 
 
 class DuplicateRequest(OctavoError):

@@ -40,6 +40,7 @@ from scheduler_svc.executor_link import (
     open_channel,
     say_goodbye,
 )
+from scheduler_svc.observation.step_log import StepLog
 from scheduler_svc.session_owner import SessionOwner
 from scheduler_svc.step_deadline import StepClock
 from scheduler_svc.translation import plan_to_proto, result_from_proto
@@ -63,6 +64,7 @@ class ExecutorSession:
         is_draining: the executor is shutting down.
         seen: its last answer; None if it does not answer.
         lost_at: when the claim ended, in monotonic seconds.
+        steps: those that were executed lately.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class ExecutorSession:
         self.lost_at = time.monotonic()
         self.last_error = "not connected yet"
         self.epoch = 0
+        self.steps = StepLog(address, owner.observer.spans)
         self._is_accepted = False
         self._config = config
         self._fingerprint = fingerprint
@@ -114,12 +117,13 @@ class ExecutorSession:
     def deliver(self) -> None:
         """Hand on what happened in the core since the last time."""
         if self.core is not None:
-            self._owner.deliver(self.core, self.core.take_outcome())
+            self._owner.deliver(self, self.core.take_outcome())
 
     def leave(self) -> None:
         """Give the executor back, at once: nothing more is planned or taken in."""
         self.connected = False
         self.lost_at = time.monotonic()
+        self.steps.lose("the executor was given back")
         self._left.set()
         self._wake.set()
 
@@ -170,9 +174,10 @@ class ExecutorSession:
         self._clock.forget()
         self._budget_cap = self._config.max_num_batched_tokens
         self._note_lost(reason)
+        self.steps.lose(reason)
         if self.core is None:
             return
-        self.core.lose(reason if is_silent else None)
+        self.core.lose(reason, is_silent=is_silent)
         self.deliver()
         self._owner.note_change()
 
@@ -306,15 +311,18 @@ class ExecutorSession:
             await self._wake.wait()
             self._wake.clear()
             while self.connected:
-                plan = core.plan(time.monotonic())
+                began_ns = time.monotonic_ns()
+                plan = core.plan(began_ns / 1e9)
                 self.deliver()
                 if plan is None:
                     core.name_blocks()
                     break
                 if len(core.state.in_flight) == 1:
                     self._clock.start()
+                message = plan_to_proto(plan, self.epoch)
+                self.steps.begin(began_ns, plan, core.state.in_flight[-1], message)
                 try:
-                    await call.write(plan_to_proto(plan, self.epoch))
+                    await call.write(message)
                 except asyncio.InvalidStateError:
                     # The stream has ended; who reads from it knows why.
                     await asyncio.sleep(_POLL_SECONDS)
@@ -346,6 +354,7 @@ class ExecutorSession:
             core.apply(result)
             self._clock.note_result(num_tokens)
             self.deliver()
+            self._owner.observer.meter.note_step(self.address, self.steps.end(result.timings))
             self._wake.set()
 
     def _fail(self, core: Scheduler, step_id: int, error: StepError) -> None:
@@ -357,6 +366,7 @@ class ExecutorSession:
         self.lost_at = time.monotonic()
         core.fail(error)
         self.deliver()
+        self.steps.lose(error.message)
         if error.kind is StepErrorKind.OUT_OF_MEMORY:
             self._budget_cap = max(2, core.state.config.max_num_batched_tokens // 2)
         raise StepFailed(f"step {step_id} failed ({error.kind.value}): {error.message}")

@@ -23,8 +23,9 @@ from scheduler_svc.core.request import Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.state import Outcome
 from scheduler_svc.discovery import Discovery, Place
-from scheduler_svc.errors import OctavoError, Unavailable
+from scheduler_svc.errors import OctavoError, QueueFull, Unavailable
 from scheduler_svc.executor_session import ExecutorSession
+from scheduler_svc.observation.observer import Observer
 from scheduler_svc.share import fair_share
 
 _log = structlog.get_logger()
@@ -40,8 +41,8 @@ _RELEASE_AFTER_SECONDS = 2.0
 class RequestOwner(Protocol):
     """Whose requests run here; all calls come from the event loop."""
 
-    def deliver(self, core: Scheduler, outcome: Outcome) -> None:
-        """Take what happened in a core."""
+    def deliver(self, session: ExecutorSession, outcome: Outcome) -> None:
+        """Take what happened in a session's core."""
 
     def note_place(self, request_id: str, session: ExecutorSession) -> None:
         """A request has moved to a session."""
@@ -56,19 +57,28 @@ class Fleet:
     Attributes:
         sessions: one per address, in the order of their coming.
         is_draining: executors are given back as they become idle, and none is claimed.
+        observer: is told of every step.
         died: done, with the reason, once a session or this object has failed.
     """
 
-    def __init__(self, config: SchedulerConfig, fingerprint: str, owner: RequestOwner) -> None:
+    def __init__(
+        self,
+        config: SchedulerConfig,
+        fingerprint: str,
+        owner: RequestOwner,
+        observer: Observer,
+    ) -> None:
         """Prepare; `start` connects.
 
         Args:
             config: the service's settings.
             fingerprint: of the model; executors with another one are refused.
             owner: of the requests.
+            observer: is told of every step.
         Raises:  TlsError: if the files of the TLS to executors cannot be used.
         """
         self.is_draining = False
+        self.observer = observer
         self.died: asyncio.Future[BaseException] = asyncio.get_running_loop().create_future()
         self._config = config
         self._fingerprint = fingerprint
@@ -136,6 +146,23 @@ class Fleet:
             raise Unavailable(f"no executor takes requests ({self.why_none()})")
         return placement.place(request, sessions)
 
+    def check_room(self, now: float) -> None:
+        """Say early whether a request that comes now would be refused whatever it is.
+
+        Raises:  QueueFull: if no executor's queue takes one.
+        """
+        refusal: QueueFull | None = None
+        for session in self._takers():
+            assert session.core is not None
+            try:
+                session.core.check_room(now)
+            except QueueFull as error:
+                refusal = error
+            else:
+                return
+        if refusal is not None:
+            raise refusal
+
     def why_none(self) -> str:
         """Say in one line why no executor can be used."""
         reasons = [
@@ -149,9 +176,9 @@ class Fleet:
 
     # -- what sessions call --------------------------------------------------------
 
-    def deliver(self, core: Scheduler, outcome: Outcome) -> None:
-        """Take what happened in a core."""
-        self._owner.deliver(core, outcome)
+    def deliver(self, session: ExecutorSession, outcome: Outcome) -> None:
+        """Take what happened in a session's core."""
+        self._owner.deliver(session, outcome)
 
     def may_claim(self, session: ExecutorSession) -> bool:
         """Whether a free executor should be claimed: we hold fewer than our share.

@@ -10,8 +10,11 @@ import grpc
 import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
+from octavo.metrics import MetricsError
+from octavo.metrics_outlets import MetricsOutlets
 from octavo.pem import TlsError
 from octavo.tls import ServerTls
+from octavo.tracing import TracingError, open_tracing
 from octavo.v1 import admin_pb2, inference_pb2
 
 from scheduler_svc import runtime
@@ -20,6 +23,9 @@ from scheduler_svc.config import SchedulerConfig
 from scheduler_svc.engine import Engine
 from scheduler_svc.errors import StartupError
 from scheduler_svc.model_files import load_model
+from scheduler_svc.observation.metrics import Metrics
+from scheduler_svc.observation.observer import Observer
+from scheduler_svc.observation.spans import Spans
 from scheduler_svc.security.auth import KeyInterceptor
 from scheduler_svc.security.gate import Gate
 from scheduler_svc.security.keys import KeysError
@@ -56,8 +62,9 @@ class SchedulerServer:
         try:
             files = config.tls_files
             self._tls = None if files is None else ServerTls(files)
-            self.engine = Engine(config, model.fingerprint)
-        except TlsError as error:
+            self._spans = Spans(open_tracing("octavo-scheduler", config.scheduler_id))
+            self.engine = Engine(config, model.fingerprint, Observer(self._spans))
+        except (TlsError, TracingError) as error:
             raise StartupError(str(error)) from None
         self._inference = inference.InferenceServicer(
             self.engine,
@@ -66,9 +73,12 @@ class SchedulerServer:
             gate=self._gate,
             max_model_len=config.max_model_len,
             reader_timeout_seconds=config.reader_timeout_seconds,
+            observer=self.engine.observer,
         )
         self._server: grpc.aio.Server | None = None
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # untyped package
+        self._metrics = _open_metrics(config, self.engine)
+        self._outlets: MetricsOutlets | None = None
         self._health_task: asyncio.Task[None] | None = None
         self.port = 0
 
@@ -96,7 +106,12 @@ class SchedulerServer:
             ),
         )
         inference.add_to_server(self._inference, server)
-        shown = admin.AdminServicer(self.engine, self.config.scheduler_id, self._gate)
+        shown = admin.AdminServicer(
+            self.engine,
+            self.config.scheduler_id,
+            self._gate,
+            self.config.reader_timeout_seconds,
+        )
         admin.add_to_server(shown, server)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
         reflection.enable_server_reflection(
@@ -109,6 +124,8 @@ class SchedulerServer:
                 f"cannot listen on {self.config.listen}: is the port in use? "
                 "Give --listen another one"
             ) from error
+        if self._metrics is not None:
+            self._outlets = _show_metrics(self.config, self._metrics)
         self._warn_of_open_port()
         await server.start()
         self._server = server
@@ -150,6 +167,9 @@ class SchedulerServer:
         num_cut_off = await self.engine.drain(self.config.grace_seconds)
         await self._server.stop(_CLOSE_SECONDS)
         await self.engine.stop()
+        if self._outlets is not None:
+            await self._outlets.close()
+        await asyncio.to_thread(self._spans.close)
         _log.info("scheduler_stopped", num_cut_off=num_cut_off)
 
     async def _report_health(self) -> None:
@@ -176,6 +196,29 @@ def _open_keys(config: SchedulerConfig) -> KeyStore | None:
         return KeyStore(config.api_keys, config.api_keys_inline)
     except KeysError as error:
         raise StartupError(f"{flag}: {error}") from None
+
+
+def _open_metrics(config: SchedulerConfig, engine: Engine) -> Metrics | None:
+    """Count what an engine does, if anybody is to be shown it."""
+    try:
+        if not MetricsOutlets.are_wanted(config.metrics_address):
+            return None
+    except MetricsError as error:
+        raise StartupError(str(error)) from None
+    engine.observer.meter = metrics = Metrics(engine)
+    return metrics
+
+
+def _show_metrics(config: SchedulerConfig, metrics: Metrics) -> MetricsOutlets:
+    try:
+        return MetricsOutlets.open(
+            metrics,
+            listen=config.metrics_address,
+            service="octavo-scheduler",
+            instance=config.scheduler_id,
+        )
+    except MetricsError as error:
+        raise StartupError(str(error)) from None
 
 
 async def serve(config: SchedulerConfig) -> int:

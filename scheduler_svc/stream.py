@@ -7,7 +7,6 @@ fewer, larger outputs and holds at most its own request's tokens, nobody else's.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -89,14 +88,19 @@ class TokenStream:
 
     # -- the engine's side ---------------------------------------------------------
 
+    def note_begin(self, now: float) -> float | None:
+        """A sequence has its first token; gives the seconds since arrival if no other has."""
+        if self.stats.first_token_seconds:
+            return None
+        self.stats.first_token_seconds = now - self.request.arrival
+        return self.stats.first_token_seconds
+
     def push_token(self, sample_index: int, token: int) -> None:
         """Add a token to a choice."""
         output = self._outputs.get(sample_index)
         if output is not None:
             output.tokens.append(token)
         elif sample_index in self._open:
-            if not self.stats.first_token_seconds:
-                self.stats.first_token_seconds = time.monotonic() - self.request.arrival
             self._outputs[sample_index] = SequenceOutput(sample_index, [token])
             if not self._ready.is_set():
                 self._ready.set()

@@ -13,7 +13,7 @@ import grpc
 from google.protobuf.message import Message as ProtoMessage
 from octavo.v1 import inference_pb2
 
-from scheduler_svc.api import bounds, status, validation
+from scheduler_svc.api import bounds, gen_ai, status, validation
 from scheduler_svc.api.codec import Malformed, register
 from scheduler_svc.api.generation import Generation
 from scheduler_svc.api.ports import Engine, TokenStream
@@ -29,6 +29,8 @@ from scheduler_svc.errors import (
 )
 from scheduler_svc.logs import bound_ids, get_logger
 from scheduler_svc.model_files import ModelFiles
+from scheduler_svc.observation.observer import Observer
+from scheduler_svc.observation.spans import RequestSpan
 from scheduler_svc.security.gate import Gate, caller_ids
 from scheduler_svc.security.limits import Ticket
 from scheduler_svc.text.assembler import TextAssembler
@@ -63,6 +65,7 @@ class InferenceServicer:
         gate: Gate | None = None,
         max_model_len: int = 0,
         reader_timeout_seconds: float = math.inf,
+        observer: Observer | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Serve one model.
@@ -74,6 +77,7 @@ class InferenceServicer:
             gate: says whom a call counts for, and keeps it within limits; None: lets all in.
             max_model_len: cap in tokens; 0 is none.
             reader_timeout_seconds: a client that takes nothing for so long is given up.
+            observer: is told of requests and refusals; None: nobody is.
             clock: the one that the engine plans by, in seconds.
         """
         self._engine = engine
@@ -82,6 +86,7 @@ class InferenceServicer:
         self._gate = gate or Gate()
         self._max_model_len = max_model_len
         self._reader_timeout_seconds = reader_timeout_seconds
+        self._observer = observer or Observer()
         self._clock = clock
         self._is_draining = False
         self._num_active = 0
@@ -140,6 +145,7 @@ class InferenceServicer:
                 return await method(message, context)
             except OctavoError as error:
                 failure = status.from_error(error)
+                self._observer.meter.note_refused(type(error).__name__)
                 _log.info("request_refused", error=type(error).__name__)
             except Exception:
                 failure = status.internal(_INTERNAL, request_id)
@@ -147,6 +153,18 @@ class InferenceServicer:
         return await status.abort(context, failure)
 
     async def _generate(self, message: inference_pb2.GenerateRequest, context: Context) -> None:
+        name = f"{gen_ai.operation(message)} {self._model.name}"
+        metadata = context.invocation_metadata() or ()
+        with self._observer.spans.serve(message.request_id, name, metadata) as span:
+            await self._admit(message, context, span)
+
+    async def _admit(
+        self,
+        message: inference_pb2.GenerateRequest,
+        context: Context,
+        span: RequestSpan | None,
+    ) -> None:
+        """Check a request, and serve it if nothing is wrong with it."""
         arrival = self._clock()
         remaining = context.time_remaining()
         deadline = None if remaining is None else arrival + remaining
@@ -156,11 +174,14 @@ class InferenceServicer:
         limits = self._limits()
         options = validation.check_options(message, limits)
         with self._gate.enter(message.tenant) as ticket:
+            self._engine.check_room(arrival)
             message.tenant = ticket.tenant  # its own, or what its API key makes of none
             tokens = await self._prompt_tokens(message)
             validated = validation.build(
                 message, options, tokens, limits, arrival=arrival, deadline=deadline
             )
+            if span is not None:
+                span.set(gen_ai.asked(message, validated.request, self._model.name))
             ticket.charge(len(tokens) + sum(len(choice.token_ids) for choice in message.resume))
             prompt_text = ""
             if validated.response.echo and not validated.text.omit_text:
@@ -173,6 +194,8 @@ class InferenceServicer:
                 await self._serve(generation, context, ticket)
             finally:
                 self._num_active -= 1
+                if span is not None:
+                    span.set(gen_ai.answered(generation, self._model.name))
 
     async def _serve(self, generation: Generation, context: Context, ticket: Ticket) -> None:
         """Run one request to its end, and give its blocks back in every case."""

@@ -81,6 +81,12 @@ class TokenStream(Protocol):
 class Engine(Protocol):
     """Runs requests on executors."""
 
+    def check_room(self, now: float) -> None:
+        """Say early, before its prompt costs anything, whether a request would be refused.
+
+        Raises:  QueueFull.
+        """
+
     async def submit(self, request: Request) -> TokenStream:
         """Accept a request.
 

@@ -23,6 +23,7 @@ _NANOSECONDS = 1_000_000_000
 _TABLE: dict[type[errors.OctavoError], tuple[int, str]] = {
     errors.InvalidArgument: (code_pb2.INVALID_ARGUMENT, "INVALID_FIELD"),
     errors.UnknownModel: (code_pb2.NOT_FOUND, "MODEL_NOT_SERVED"),
+    errors.UnknownRequest: (code_pb2.NOT_FOUND, "REQUEST_NOT_KNOWN"),
     errors.DuplicateRequest: (code_pb2.ALREADY_EXISTS, "REQUEST_ID_IN_USE"),
     errors.NeverFits: (code_pb2.FAILED_PRECONDITION, "NEVER_FITS"),
     errors.QueueFull: (code_pb2.RESOURCE_EXHAUSTED, "QUEUE_FULL"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from scheduler_svc.core import preemption, prefill
 from scheduler_svc.core.cost import CostModel
+from scheduler_svc.core.events import Blocked, EventKind
 from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.errors import QueueFull
@@ -20,34 +21,58 @@ def admit(state: SchedulerState, budget: int, now: float) -> None:
     """Bring groups back and let new ones in while budget, rows and blocks last."""
     while budget > 0:
         group = _next(state)
-        if group is None or _is_quarantined(state, group):
+        if group is None:
+            return
+        if _is_quarantined(state, group):
+            _note_blocked(state, group, Blocked.SUSPECT)
             return
         if group.status is GroupStatus.SWAPPED:
             if not _swap_in(state, group):
                 return
             continue
-        if _awaits_samples(state, group) or not _fits(state, group):
+        if _awaits_samples(state, group):
+            return
+        if not _fits(state, group):
+            _note_blocked(state, group, _lack(state, group))
             return
         _enter(state, group, now)
         for seq in list(group.live):
             if seq.row is None and budget > 0:
                 budget -= prefill.prefill_chunk(state, seq, budget)
         state.prefilling = _in_order(state, group)
+    if state.preempted or len(state.waiting):
+        group = _next(state)
+        if group is not None and group.blocked is None:
+            _note_blocked(state, group, Blocked.BUDGET)
 
 
-def check_queue(state: SchedulerState, now: float) -> None:
+def check_queue(state: SchedulerState, now: float, group: SequenceGroup | None = None) -> None:
     """Refuse early what would wait too long, before it costs anybody anything.
 
+    Args:
+        now: seconds, on the clock of arrivals.
+        group: that would wait; None: any.
     Raises:  QueueFull: with the wait that is expected.
     """
     num_waiting, config = len(state.waiting), state.config
-    wait = state.queue_wait.estimate(num_waiting, now)
+    is_full = num_waiting >= config.max_queue
+    if not is_full and not (config.max_queue_seconds and _must_wait(state, group)):
+        return
+    begun = [g.admitted_at for g in state.running if g.admitted_at is not None]
+    wait = state.queue_wait.estimate(num_waiting + len(state.preempted), now, begun)
     is_slow = wait is not None and 0 < config.max_queue_seconds < wait
-    if num_waiting < config.max_queue and not is_slow:
+    if not is_full and not is_slow:
         return
     expected = "" if wait is None else f", which takes about {wait:.1f} s"
     delay = min(max(wait or 0.0, _MIN_RETRY_SECONDS), _MAX_RETRY_SECONDS)
     raise QueueFull(f"{num_waiting} requests are waiting{expected}", retry_seconds=delay)
+
+
+def _must_wait(state: SchedulerState, group: SequenceGroup | None) -> bool:
+    """Whether a group that comes now has no place yet."""
+    if len(state.waiting) or state.preempted:
+        return True
+    return state.num_unpromised_rows == 0 if group is None else not _fits(state, group)
 
 
 def misfit(state: SchedulerState, group: SequenceGroup) -> str | None:
@@ -75,13 +100,13 @@ def make_room_for_urgent(state: SchedulerState, costs: CostModel) -> None:
     rows = 0 if group.status is GroupStatus.SWAPPED else group.max_rows
     if not _victims_would_do(state, group, rows):
         return
-    preemption.free_rows_of_swapped(state, rows, group.request.priority)
+    preemption.free_rows_of_swapped(state, rows, group)
     while state.running and not _fits(state, group, fences_lifted=True):
         victim = state.running[-1]
         if victim.request.priority >= group.request.priority:
             return
         keep_rows = rows <= state.num_unpromised_rows
-        preemption.preempt(state, victim, costs, keep_rows=keep_rows)
+        preemption.preempt(state, victim, costs, by=group, keep_rows=keep_rows)
 
 
 def _victims_would_do(state: SchedulerState, group: SequenceGroup, num_rows: int) -> bool:
@@ -153,6 +178,34 @@ def _fits(state: SchedulerState, group: SequenceGroup, *, fences_lifted: bool = 
     return _blocks_needed(state, group) <= available
 
 
+def _lack(state: SchedulerState, group: SequenceGroup) -> Blocked:
+    if group.status is not GroupStatus.SWAPPED and group.max_rows > state.num_unpromised_rows:
+        return Blocked.ROWS
+    return Blocked.BLOCKS
+
+
+def _note_blocked(state: SchedulerState, group: SequenceGroup, why: Blocked) -> None:
+    """Tell why the next in line is not let in, whenever the reason changes."""
+    if group.blocked is why:
+        return
+    group.blocked = why
+    detail = why.value
+    if why is Blocked.ROWS:
+        free = state.num_unpromised_rows
+        detail += f": {group.max_rows} more do not fit beside {state.num_promised_rows}"
+        detail += f", {free} of {state.config.max_num_seqs} are left"
+    elif why is Blocked.BLOCKS:
+        available = state.blocks.pool.num_available
+        detail += f": it needs {_blocks_needed(state, group)} of {available} free or cached"
+        detail += f", {_held_back(state)} of which are kept for those that run"
+    holder = max(state.running, key=_num_blocks_held, default=None)
+    state.note(EventKind.BLOCKED, group, by=holder, detail=detail)
+
+
+def _num_blocks_held(group: SequenceGroup) -> int:
+    return sum(len(seq.block_table) for seq in group.live)
+
+
 def _held_back(state: SchedulerState) -> int:
     """Blocks promised to running groups, and the watermark; nothing if none runs."""
     if not state.running:
@@ -169,6 +222,9 @@ def _enter(state: SchedulerState, group: SequenceGroup, now: float) -> None:
         state.queue_wait.note_admission(now)
     else:
         state.preempted.remove(group)
+        known = sum(len(seq.tokens) for seq in group.live)
+        state.note(EventKind.RESUMED, group, num_tokens=known)
+    group.blocked = None
     if group.uses_cache:
         leader = group.live[0]
         hits = len(state.blocks.match_prefix(leader)) * state.blocks.block_size
@@ -185,9 +241,10 @@ def _swap_in(state: SchedulerState, group: SequenceGroup) -> bool:
         return False  # blocks go one way in a step; the group may be on its way out itself
     if not _fits(state, group):
         if state.running or state.in_flight or state.blocks.num_fenced:
+            _note_blocked(state, group, Blocked.BLOCKS)
             return False
         # Alone, and still no room: cannot be, since what was out fits the empty pool.
-        preemption.fall_back_to_recompute(state, group)
+        preemption.fall_back_to_recompute(state, group, by=group)
         return False
     plan = state.plan
     host, device = state.blocks.swap_in(group, fence=plan.step_id)
@@ -195,6 +252,9 @@ def _swap_in(state: SchedulerState, group: SequenceGroup) -> bool:
     plan.swap_in_device_blocks += device
     state.preempted.remove(group)
     state.enter_running(group)
+    group.blocked = None
+    num_tokens = sum(seq.num_scheduled for seq in group.live)
+    state.note(EventKind.SWAPPED_IN, group, num_tokens=num_tokens)
     for seq in group.live:
         if seq.row is not None:
             plan.tables.append((seq.row, list(seq.block_table)))

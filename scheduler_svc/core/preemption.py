@@ -15,6 +15,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from scheduler_svc.core.cost import CostModel
+from scheduler_svc.core.events import EventKind
 from scheduler_svc.core.sequence import GroupStatus, Sequence, SequenceGroup
 from scheduler_svc.core.state import SchedulerState
 
@@ -78,26 +79,37 @@ def make_room(
         if state.blocks.pool.num_available + coming >= num_blocks:
             return False
         victim = state.running[-1]
-        preempt(state, victim, costs)
+        preempt(state, victim, costs, by=group)
         if victim is group:
             return False
     return True
 
 
 def preempt(
-    state: SchedulerState, group: SequenceGroup, costs: CostModel, *, keep_rows: bool = True
+    state: SchedulerState,
+    group: SequenceGroup,
+    costs: CostModel,
+    *,
+    by: SequenceGroup,
+    keep_rows: bool = True,
 ) -> None:
     """Take all blocks from a group, by swap or by recompute; it keeps its place in line.
 
     Args:
+        by: who needs them; may be the group itself, which is last in line then.
         keep_rows: swapping is allowed; a swapped group keeps its rows.
     """
     state.leave_running(group)
     group.num_preemptions += 1
+    num_tokens = sum(seq.num_scheduled for seq in group.live)
     if keep_rows and _should_swap(state, group, costs):
         _swap_out(state, group)
+        kind = EventKind.PREEMPTED_SWAP
     else:
         _give_up(state, group)
+        kind = EventKind.PREEMPTED_RECOMPUTE
+    detail = "there was no block for it to grow, and it is last in line" if by is group else ""
+    state.note(kind, group, by=by, detail=detail, num_tokens=num_tokens)
     state.enqueue_preempted(group)
 
 
@@ -143,16 +155,27 @@ def _give_up(state: SchedulerState, group: SequenceGroup) -> None:
     state.counters.num_recompute_preemptions += len(group.live)
 
 
-def fall_back_to_recompute(state: SchedulerState, group: SequenceGroup) -> None:
+def fall_back_to_recompute(
+    state: SchedulerState, group: SequenceGroup, *, by: SequenceGroup
+) -> None:
     """Give up a swapped group's host blocks and rows; it will compute its tokens again."""
     assert group.status is GroupStatus.SWAPPED
+    num_tokens = sum(seq.num_scheduled for seq in group.live)
     _give_up(state, group)
+    state.note(
+        EventKind.PREEMPTED_RECOMPUTE,
+        group,
+        by=by,
+        detail="it had been swapped out, and gave up its rows as well",
+        num_tokens=num_tokens,
+    )
 
 
-def free_rows_of_swapped(state: SchedulerState, num_rows: int, below: int) -> None:
-    """Let swapped groups of a priority under `below` give up rows until enough are free."""
+def free_rows_of_swapped(state: SchedulerState, num_rows: int, urgent: SequenceGroup) -> None:
+    """Let swapped groups of a lower priority give up rows until an urgent one has enough."""
     for group in reversed(state.preempted):
         if state.num_unpromised_rows >= num_rows:
             return
-        if group.status is GroupStatus.SWAPPED and group.request.priority < below:
-            fall_back_to_recompute(state, group)
+        is_below = group.request.priority < urgent.request.priority
+        if group.status is GroupStatus.SWAPPED and is_below:
+            fall_back_to_recompute(state, group, by=urgent)

@@ -20,6 +20,7 @@ one as well: an executor may have died under it at another scheduler.
 from __future__ import annotations
 
 from scheduler_svc.core import admission
+from scheduler_svc.core.events import EventKind
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.sequence import GroupStatus, SequenceGroup
 from scheduler_svc.core.state import CoreConfig, SchedulerState
@@ -29,6 +30,16 @@ _MAX_OUT_OF_MEMORY = 3
 _MAX_DEATHS = 2
 _INNOCENT_TOKENS = 64
 """Who has drawn so many tokens since an executor died under it was not the reason."""
+
+
+def note_loss(state: SchedulerState, reason: str) -> None:
+    """Tell every group that has run that its executor is lost to it; once."""
+    if state.is_loss_told:
+        return
+    state.is_loss_told = True
+    for group in (*state.running, *state.preempted):
+        num_tokens = sum(len(seq.tokens) for seq in group.live)
+        state.note(EventKind.EXECUTOR_LOST, group, detail=reason, num_tokens=num_tokens)
 
 
 def blame_failure(state: SchedulerState, error: StepError) -> None:
@@ -76,6 +87,7 @@ def restart(state: SchedulerState, config: CoreConfig) -> None:
     """Go on with an executor that has forgotten everything; see `Scheduler.restart`."""
     if config.block_size != state.config.block_size:
         _forget_hashes(list(state.groups.values()))
+    note_loss(state, "it was claimed anew")
     ran = [*state.running, *state.preempted]
     state.preempted = []
     for group in ran:
@@ -110,6 +122,8 @@ def adopt(state: SchedulerState, group: SequenceGroup) -> None:
     """Take in a group that another core gave up; who ran comes before anything new."""
     state.hold(group)
     state.counters.num_adopted += 1
+    known = sum(len(seq.tokens) for seq in group.live)
+    state.note(EventKind.MOVED, group, num_tokens=known)
     if group.is_suspect:
         state.suspects.add(group)
     if group.status is GroupStatus.WAITING:

@@ -83,9 +83,9 @@ class Scheduler:
         state = self.state
         group = SequenceGroup(request)
         self._number(group)
-        admission.check_queue(state, request.arrival)
         if group.uses_cache:
             group.sequences[0].block_hashes = list(hashes)
+        admission.check_queue(state, request.arrival, group)
         if request.beam is not None:
             group.beam = beam.BeamSearch(request)
         state.hold(group)
@@ -96,6 +96,13 @@ class Scheduler:
         for seq in group.live:
             results.finish_if_complete(state, seq)
         return group
+
+    def check_room(self, now: float) -> None:
+        """Say early whether a request that comes now would be refused whatever it is.
+
+        Raises:  QueueFull: too many wait already, or they will for too long.
+        """
+        admission.check_queue(self.state, now)
 
     def cancel(self, request_id: str) -> bool:
         """End all choices of a request; False if there is no such live request."""
@@ -140,6 +147,7 @@ class Scheduler:
         state = self.state
         if len(state.in_flight) >= state.config.max_steps_in_flight:
             return None
+        state.now = now
         if self._deadlines:
             self._expire(now)
         self._decode()
@@ -178,17 +186,20 @@ class Scheduler:
         those that ran beside it are suspected in their turn. Lack of memory is nobody's
         fault: only who saw it `_MAX_FAILURES` times, however few ran beside, is given up.
         """
+        recovery.note_loss(self.state, error.message)
         recovery.blame_failure(self.state, error)
 
-    def lose(self, reason: str | None) -> None:
+    def lose(self, reason: str, *, is_silent: bool) -> None:
         """Take in that the executor is gone, with what it had in flight.
 
         `restart` or `evacuate` must follow.
 
         Args:
-            reason: what its death looked like, if what it had in flight may be to blame.
+            reason: what it looked like.
+            is_silent: it died without a word, so what it had in flight may be to blame.
         """
-        if reason is not None:
+        recovery.note_loss(self.state, reason)
+        if is_silent:
             recovery.blame_death(self.state, reason)
         self.state.in_flight.clear()
 

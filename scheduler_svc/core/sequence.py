@@ -22,6 +22,7 @@ from scheduler_svc.core.request import FinishReason, Request
 
 if TYPE_CHECKING:
     from scheduler_svc.core.beam import BeamSearch
+    from scheduler_svc.core.events import Blocked
 
 
 class GroupStatus(enum.Enum):
@@ -74,6 +75,7 @@ class Sequence:
         "share_from",
         "stops",
         "tokens",
+        "told_at",
     )
 
     def __init__(self, group: SequenceGroup, sample_index: int, tokens: list[int]) -> None:
@@ -107,6 +109,8 @@ class Sequence:
         self.share_from: Sequence | None = None
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
+        # When its last token was handed on, by the clock of whoever did; 0.0 is never.
+        self.told_at = 0.0
 
     @property
     def num_scheduled(self) -> int:
@@ -184,6 +188,7 @@ class SequenceGroup:
     __slots__ = (
         "admitted_at",
         "beam",
+        "blocked",
         "cached_prompt_tokens",
         "is_suspect",
         "key",
@@ -233,6 +238,8 @@ class SequenceGroup:
         self.resume_after = 0
         self.cached_prompt_tokens = 0
         self.admitted_at: float | None = None
+        # Why it was not admitted when it was last looked at; None: it was not next, or entered.
+        self.blocked: Blocked | None = None
         self.rows_promised = 0
         self.beam: BeamSearch | None = None
         if request.resumed:

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING
 
 from scheduler_svc.core.block_manager import BlockManager
+from scheduler_svc.core.events import Event, EventKind
 from scheduler_svc.core.queue_wait import QueueWait
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.sequence import DecodeClock, GroupStatus, Sequence, SequenceGroup
@@ -110,7 +111,8 @@ class Outcome:
 
     `sampled` and `tokens` are parallel: a sequence and its new token, in order of
     time. `finished` are sequences that ended (their reason is on them), `admitted`
-    groups that ran for the first time, `hypotheses` the results of beam searches.
+    groups that ran for the first time, `hypotheses` the results of beam searches, `events`
+    what else happened to groups, in order.
     """
 
     sampled: list[Sequence] = field(default_factory=list)
@@ -120,6 +122,7 @@ class Outcome:
     errors: dict[Sequence, str] = field(default_factory=dict)
     admitted: list[SequenceGroup] = field(default_factory=list)
     hypotheses: list[tuple[SequenceGroup, list[Hypothesis]]] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
 
 
 class SchedulerState:
@@ -135,6 +138,8 @@ class SchedulerState:
         # Groups that were in a failed step and have not drawn a token since.
         self.suspects: set[SequenceGroup] = set()
         self.load_tokens = 0
+        # When the last step was planned, on the clock of arrivals.
+        self.now = 0.0
         self.queue_wait = QueueWait()
         self.counters = Counters()
         self.outcome = Outcome()
@@ -159,6 +164,8 @@ class SchedulerState:
         self.in_flight: deque[StepRecord] = deque()
         # Until a step ends, the executor's wait for it was for requests, not for a plan.
         self.had_no_request = True
+        # Groups were told that this executor is lost to them.
+        self.is_loss_told = False
         self.free_rows = list(range(config.max_num_seqs - 1, -1, -1))
         self.num_promised_rows = 0
         # The plan under construction, the chunks in it and who samples beside the
@@ -171,6 +178,19 @@ class SchedulerState:
     def fence(self) -> int | None:
         """Newest step in flight: what is given back now is fenced by it."""
         return self.in_flight[-1].step_id if self.in_flight else None
+
+    def note(
+        self,
+        kind: EventKind,
+        group: SequenceGroup,
+        *,
+        by: SequenceGroup | None = None,
+        detail: str = "",
+        num_tokens: int = 0,
+    ) -> None:
+        """Tell what happened to a group, and who caused it."""
+        other = "" if by is None or by is group else by.request.request_id
+        self.outcome.events.append(Event(kind, group, other, detail, num_tokens))
 
     # -- groups --------------------------------------------------------------------
 
@@ -324,5 +344,7 @@ class SchedulerState:
             self.starved = None
         self.promise_rows(group, 0)
         self.suspects.discard(group)
+        if group.admitted_at is not None:
+            self.queue_wait.note_end(self.now - group.admitted_at)
         self.release(group)
         self.counters.num_finished += 1

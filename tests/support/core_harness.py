@@ -18,6 +18,7 @@ from collections import deque
 from dataclasses import dataclass, field, replace
 
 from scheduler_svc.core import invariants
+from scheduler_svc.core.events import Event, EventKind
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.scheduler import Scheduler
 from scheduler_svc.core.sequence import GroupStatus
@@ -61,6 +62,9 @@ class CoreHarness:
         self.errors: dict[Choice, str] = {}
         self.hypotheses: dict[str, list] = {}
         self.admitted: list[str] = []
+        self.events: dict[str, list[Event]] = {}
+        # Where each group must be, by what was told of it.
+        self.places: dict[str, GroupStatus] = {}
         self.interrupted: set[str] = set()
         self.stopped: set[Choice] = set()
         self._begin(config, Scheduler(config))
@@ -160,14 +164,14 @@ class CoreHarness:
     def die(self) -> None:
         """Lose the executor without a word, and claim it again."""
         before = set(self.core.state.groups)
-        self.core.lose("it died")
+        self.core.lose("it died", is_silent=True)
         self.interrupted.update(before - set(self.core.state.groups))
         self.restart()
 
     def move_to(self, other: CoreHarness, *, died: bool) -> None:
         """Lose the executor or leave it; what the other core can hold goes on there."""
         before = set(self.core.state.groups)
-        self.core.lose("it died" if died else None)
+        self.core.lose("it died" if died else "it left", is_silent=died)
         self.interrupted.update(before - set(self.core.state.groups))
         self._take_outcome()
         groups = self.core.evacuate()
@@ -288,6 +292,38 @@ class CoreHarness:
         self.num_transitions += 1
         invariants.check(self.core.state)
         self._take_outcome()
+        for name, group in self.core.state.groups.items():
+            told = self.places.get(name, GroupStatus.WAITING)
+            assert group.status is told, f"{name} is {group.status}, and was told to be {told}"
+
+    def _follow(self, event: Event) -> None:
+        """Events tell, one after the other, where a group is."""
+        name = event.group.request.request_id
+        self.events.setdefault(name, []).append(event)
+        place = self.places.get(name, GroupStatus.WAITING)
+        assert event.other_request_id in ("", *self.requests)
+        match event.kind:
+            case EventKind.PREEMPTED_RECOMPUTE:
+                assert place in (GroupStatus.RUNNING, GroupStatus.SWAPPED)
+                place = GroupStatus.PREEMPTED
+            case EventKind.PREEMPTED_SWAP:
+                assert place is GroupStatus.RUNNING
+                place = GroupStatus.SWAPPED
+            case EventKind.SWAPPED_IN:
+                assert place is GroupStatus.SWAPPED
+                place = GroupStatus.RUNNING
+            case EventKind.RESUMED:
+                assert place is GroupStatus.PREEMPTED
+                place = GroupStatus.RUNNING
+            case EventKind.EXECUTOR_LOST:
+                assert place is not GroupStatus.WAITING
+                place = GroupStatus.PREEMPTED
+            case EventKind.MOVED:
+                if place is not GroupStatus.WAITING:
+                    place = GroupStatus.PREEMPTED
+            case EventKind.BLOCKED:
+                assert place is not GroupStatus.RUNNING and event.detail
+        self.places[name] = place
 
     def _take_outcome(self) -> None:
         outcome = self.core.take_outcome()
@@ -295,6 +331,9 @@ class CoreHarness:
         for group in outcome.admitted:
             assert group.request.request_id not in self.admitted, "admitted twice"
             self.admitted.append(group.request.request_id)
+            self.places[group.request.request_id] = GroupStatus.RUNNING
+        for event in outcome.events:
+            self._follow(event)
         for seq, token in zip(outcome.sampled, outcome.tokens, strict=True):
             choice = (seq.group.request.request_id, seq.sample_index)
             assert choice not in self.ends, f"{choice}: a token after its end"

@@ -13,6 +13,7 @@ from octavo.v1 import inference_pb2
 
 from octavo_client._protocol import parse_event
 from octavo_client._retry import RetryPolicy, Turns
+from octavo_client._tracing import CallSpan
 from octavo_client._types import Delta, Event, Finished, FinishReason, Started, Usage
 from octavo_client.errors import (
     Cancelled,
@@ -49,12 +50,14 @@ class Session:
         policy: RetryPolicy,
         *,
         has_replicas: bool = False,
+        span: CallSpan | None = None,
     ) -> None:
-        """`has_replicas`: whether another call may reach another process."""
+        """`has_replicas`: whether another call may reach another process; `span` ends with it."""
         self._request = request
         self._policy = policy
         self._turns = Turns(policy, has_replicas=has_replicas)
         self._choices: dict[int, _Choice] = {}
+        self._span = span or CallSpan(None)
         self._started: Started | None = None
         # A finish by cancellation or error is held back until the call's status is known:
         # a draining service ends its choices so, and then says UNAVAILABLE.
@@ -109,6 +112,7 @@ class Session:
                 if self._started is not None:
                     return ()
                 self._started = event
+                self._span.note_started(event.request_id, event.model)
                 return (event,)
             case Delta():
                 return self._receive_delta(event)
@@ -151,7 +155,10 @@ class Session:
         """
         events = self._release()
         if self._started is None or not self.is_complete:
-            raise Internal("the service ended the stream before every choice was finished")
+            error = Internal("the service ended the stream before every choice was finished")
+            self._span.end(error)
+            raise error
+        self._span.end()
         if not self._usage_seen:
             events = (*events, self._own_usage())
         return events
@@ -173,6 +180,14 @@ class Session:
             num_completion_tokens=sum(end.num_tokens for end in ends),
         )
 
+    def cancel(self) -> None:
+        """The caller wants no more."""
+        self._span.end(is_cancelled=True)
+
+    def give_up(self, error: OctavoError) -> None:
+        """There will be no further call, because of this."""
+        self._span.end(error)
+
     def after_failure(self, error: OctavoError, now: float) -> float | None:
         """The call failed; say what next.
 
@@ -189,7 +204,9 @@ class Session:
         if self.is_complete and isinstance(error, Unavailable):
             return None
         if not self._policy.covers(error, has_tokens=self.has_tokens):
+            self.give_up(error)
             raise error
+        self._span.note_retry(error)
         self._num_broken += 1
         if self._turns.take(error):
             self._num_turns += 1
@@ -200,8 +217,10 @@ class Session:
             if self._failing_since is None:
                 self._failing_since = now
             if now + delay - self._failing_since > self._policy.resume_seconds:
+                self.give_up(error)
                 raise error
         elif self._num_calls - self._num_turns >= self._policy.max_attempts:
+            self.give_up(error)
             raise error
         return delay
 

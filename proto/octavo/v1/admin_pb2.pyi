@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -130,25 +131,77 @@ class Snapshot(_message.Message):
 
     SCHEDULER_ID_FIELD_NUMBER: _builtins.int
     EXECUTORS_FIELD_NUMBER: _builtins.int
+    LATENCY_FIELD_NUMBER: _builtins.int
+    TIME_UNIX_NS_FIELD_NUMBER: _builtins.int
     scheduler_id: _builtins.str
     """scheduler_id of the process."""
+    time_unix_ns: _builtins.int
+    """time of the snapshot, in nanoseconds since 1970."""
     @_builtins.property
     def executors(self) -> _containers.RepeatedCompositeFieldContainer[Global___ExecutorState]:
         """executors under this scheduler."""
+
+    @_builtins.property
+    def latency(self) -> Global___LatencyState:
+        """latency of streams in the last ten seconds."""
 
     def __init__(
         self,
         *,
         scheduler_id: _builtins.str = ...,
         executors: _abc.Iterable[Global___ExecutorState] | None = ...,
+        latency: Global___LatencyState | None = ...,
+        time_unix_ns: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["latency", b"latency"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "scheduler_id", b"scheduler_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["executors", b"executors", "latency", b"latency", "scheduler_id", b"scheduler_id", "time_unix_ns", b"time_unix_ns"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Snapshot: _TypeAlias = Snapshot  # noqa: Y015
+
+@_typing.final
+class LatencyState(_message.Message):
+    """LatencyState is what streams saw in the last ten seconds. All 0 if there was none."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NUM_FIRST_TOKENS_FIELD_NUMBER: _builtins.int
+    TTFT_P50_SECONDS_FIELD_NUMBER: _builtins.int
+    TTFT_P99_SECONDS_FIELD_NUMBER: _builtins.int
+    NUM_LATER_TOKENS_FIELD_NUMBER: _builtins.int
+    ITL_P50_SECONDS_FIELD_NUMBER: _builtins.int
+    ITL_P99_SECONDS_FIELD_NUMBER: _builtins.int
+    num_first_tokens: _builtins.int
+    """num_first_tokens that came."""
+    ttft_p50_seconds: _builtins.float
+    """ttft_p50_seconds from arrival to the first token: the median."""
+    ttft_p99_seconds: _builtins.float
+    """ttft_p99_seconds: the 99th percentile."""
+    num_later_tokens: _builtins.int
+    """num_later_tokens that came."""
+    itl_p50_seconds: _builtins.float
+    """itl_p50_seconds between two tokens of a sequence: the median."""
+    itl_p99_seconds: _builtins.float
+    """itl_p99_seconds: the 99th percentile."""
+    def __init__(
+        self,
+        *,
+        num_first_tokens: _builtins.int = ...,
+        ttft_p50_seconds: _builtins.float = ...,
+        ttft_p99_seconds: _builtins.float = ...,
+        num_later_tokens: _builtins.int = ...,
+        itl_p50_seconds: _builtins.float = ...,
+        itl_p99_seconds: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["itl_p50_seconds", b"itl_p50_seconds", "itl_p99_seconds", b"itl_p99_seconds", "num_first_tokens", b"num_first_tokens", "num_later_tokens", b"num_later_tokens", "ttft_p50_seconds", b"ttft_p50_seconds", "ttft_p99_seconds", b"ttft_p99_seconds"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___LatencyState: _TypeAlias = LatencyState  # noqa: Y015
 
 @_typing.final
 class ExecutorState(_message.Message):
@@ -170,6 +223,7 @@ class ExecutorState(_message.Message):
     NUM_DRAINING_ROWS_FIELD_NUMBER: _builtins.int
     DRAINING_FIELD_NUMBER: _builtins.int
     LOAD_TOKENS_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
     address: _builtins.str
     """address of the executor."""
     connected: _builtins.bool
@@ -206,6 +260,12 @@ class ExecutorState(_message.Message):
     def blocks(self) -> Global___BlockStates:
         """blocks, if asked for, by ascending block id."""
 
+    @_builtins.property
+    def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepSample]:
+        """steps whose results came since the last snapshot of this watch, oldest first; in a
+        single snapshot, the latest. 256 at most.
+        """
+
     def __init__(
         self,
         *,
@@ -223,14 +283,103 @@ class ExecutorState(_message.Message):
         num_draining_rows: _builtins.int = ...,
         draining: _builtins.bool = ...,
         load_tokens: _builtins.int = ...,
+        steps: _abc.Iterable[Global___StepSample] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "counters", b"counters", "pool", b"pool"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "connected", b"connected", "counters", b"counters", "draining", b"draining", "epoch", b"epoch", "load_tokens", b"load_tokens", "num_draining_rows", b"num_draining_rows", "num_preempted", b"num_preempted", "num_queued", b"num_queued", "num_running", b"num_running", "pool", b"pool", "sequences", b"sequences", "step_id", b"step_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "blocks", b"blocks", "connected", b"connected", "counters", b"counters", "draining", b"draining", "epoch", b"epoch", "load_tokens", b"load_tokens", "num_draining_rows", b"num_draining_rows", "num_preempted", b"num_preempted", "num_queued", b"num_queued", "num_running", b"num_running", "pool", b"pool", "sequences", b"sequences", "step_id", b"step_id", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ExecutorState: _TypeAlias = ExecutorState  # noqa: Y015
+
+@_typing.final
+class StepSample(_message.Message):
+    """StepSample is one step that was executed: when, how long each phase took, what it did."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STEP_ID_FIELD_NUMBER: _builtins.int
+    PLANNED_UNIX_NS_FIELD_NUMBER: _builtins.int
+    PLAN_NS_FIELD_NUMBER: _builtins.int
+    WIRE_NS_FIELD_NUMBER: _builtins.int
+    QUEUE_NS_FIELD_NUMBER: _builtins.int
+    IDLE_NS_FIELD_NUMBER: _builtins.int
+    PREPARE_NS_FIELD_NUMBER: _builtins.int
+    FORWARD_NS_FIELD_NUMBER: _builtins.int
+    SAMPLE_NS_FIELD_NUMBER: _builtins.int
+    NUM_DECODES_FIELD_NUMBER: _builtins.int
+    NUM_CHUNK_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_SAMPLED_FIELD_NUMBER: _builtins.int
+    PLAN_BYTES_FIELD_NUMBER: _builtins.int
+    COPIED_BLOCKS_FIELD_NUMBER: _builtins.int
+    SWAPPED_OUT_BLOCKS_FIELD_NUMBER: _builtins.int
+    SWAPPED_IN_BLOCKS_FIELD_NUMBER: _builtins.int
+    step_id: _builtins.int
+    """step_id of the plan."""
+    planned_unix_ns: _builtins.int
+    """planned_unix_ns: when the scheduler began to plan it, in nanoseconds since 1970."""
+    plan_ns: _builtins.int
+    """plan_ns: the scheduler decided the step."""
+    wire_ns: _builtins.int
+    """wire_ns: from the plan to the result, less all that the executor accounts for."""
+    queue_ns: _builtins.int
+    """queue_ns: the plan lay waiting on the executor because the device was busy."""
+    idle_ns: _builtins.int
+    """idle_ns: the device waited for this plan, before it came."""
+    prepare_ns: _builtins.int
+    """prepare_ns: deltas applied and inputs built."""
+    forward_ns: _builtins.int
+    """forward_ns: block moves and the model."""
+    sample_ns: _builtins.int
+    """sample_ns: logits to tokens."""
+    num_decodes: _builtins.int
+    """num_decodes: sequences that computed one token."""
+    num_chunk_tokens: _builtins.int
+    """num_chunk_tokens: of prompts, or computed again."""
+    num_sampled: _builtins.int
+    """num_sampled tokens."""
+    plan_bytes: _builtins.int
+    """plan_bytes on the wire."""
+    @_builtins.property
+    def copied_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """copied_blocks: made by copy-on-write."""
+
+    @_builtins.property
+    def swapped_out_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """swapped_out_blocks, of the device."""
+
+    @_builtins.property
+    def swapped_in_blocks(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """swapped_in_blocks, of the device."""
+
+    def __init__(
+        self,
+        *,
+        step_id: _builtins.int = ...,
+        planned_unix_ns: _builtins.int = ...,
+        plan_ns: _builtins.int = ...,
+        wire_ns: _builtins.int = ...,
+        queue_ns: _builtins.int = ...,
+        idle_ns: _builtins.int = ...,
+        prepare_ns: _builtins.int = ...,
+        forward_ns: _builtins.int = ...,
+        sample_ns: _builtins.int = ...,
+        num_decodes: _builtins.int = ...,
+        num_chunk_tokens: _builtins.int = ...,
+        num_sampled: _builtins.int = ...,
+        plan_bytes: _builtins.int = ...,
+        copied_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        swapped_out_blocks: _abc.Iterable[_builtins.int] | None = ...,
+        swapped_in_blocks: _abc.Iterable[_builtins.int] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["copied_blocks", b"copied_blocks", "forward_ns", b"forward_ns", "idle_ns", b"idle_ns", "num_chunk_tokens", b"num_chunk_tokens", "num_decodes", b"num_decodes", "num_sampled", b"num_sampled", "plan_bytes", b"plan_bytes", "plan_ns", b"plan_ns", "planned_unix_ns", b"planned_unix_ns", "prepare_ns", b"prepare_ns", "queue_ns", b"queue_ns", "sample_ns", b"sample_ns", "step_id", b"step_id", "swapped_in_blocks", b"swapped_in_blocks", "swapped_out_blocks", b"swapped_out_blocks", "wire_ns", b"wire_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___StepSample: _TypeAlias = StepSample  # noqa: Y015
 
 @_typing.final
 class PoolState(_message.Message):
@@ -489,3 +638,182 @@ class BlockStates(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___BlockStates: _TypeAlias = BlockStates  # noqa: Y015
+
+@_typing.final
+class ExplainRequest(_message.Message):
+    """ExplainRequest names a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id of Generate."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainRequest: _TypeAlias = ExplainRequest  # noqa: Y015
+
+@_typing.final
+class ExplainResponse(_message.Message):
+    """ExplainResponse is the story of a request. NOT_FOUND if it is unknown, or forgotten: the
+    latest 4096 requests are remembered.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TENANT_FIELD_NUMBER: _builtins.int
+    PRIORITY_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    NUM_GENERATED_TOKENS_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
+    NUM_EVENTS_DROPPED_FIELD_NUMBER: _builtins.int
+    TRACE_ID_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """request_id of the story."""
+    tenant: _builtins.str
+    """tenant of the request."""
+    priority: _builtins.int
+    """priority of the request."""
+    num_prompt_tokens: _builtins.int
+    """num_prompt_tokens."""
+    num_generated_tokens: _builtins.int
+    """num_generated_tokens so far, over all choices."""
+    num_events_dropped: _builtins.int
+    """num_events_dropped from the middle, because there were too many."""
+    trace_id: _builtins.str
+    """trace_id of the request, 32 hexadecimal digits; empty if it was not traced."""
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___RequestEvent]:
+        """events in order of time."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        tenant: _builtins.str = ...,
+        priority: _builtins.int = ...,
+        num_prompt_tokens: _builtins.int = ...,
+        num_generated_tokens: _builtins.int = ...,
+        events: _abc.Iterable[Global___RequestEvent] | None = ...,
+        num_events_dropped: _builtins.int = ...,
+        trace_id: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["events", b"events", "num_events_dropped", b"num_events_dropped", "num_generated_tokens", b"num_generated_tokens", "num_prompt_tokens", b"num_prompt_tokens", "priority", b"priority", "request_id", b"request_id", "tenant", b"tenant", "trace_id", b"trace_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ExplainResponse: _TypeAlias = ExplainResponse  # noqa: Y015
+
+@_typing.final
+class RequestEvent(_message.Message):
+    """RequestEvent is something that happened to a request."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Kind:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _KindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[RequestEvent._Kind.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        KIND_UNSPECIFIED: RequestEvent._Kind.ValueType  # 0
+        """Never sent."""
+        KIND_QUEUED: RequestEvent._Kind.ValueType  # 1
+        """The request was accepted and waits."""
+        KIND_BLOCKED: RequestEvent._Kind.ValueType  # 2
+        """It is the next to be admitted, and cannot be: detail says why."""
+        KIND_ADMITTED: RequestEvent._Kind.ValueType  # 3
+        """It has a place: its prompt is computed from here on."""
+        KIND_FIRST_TOKEN: RequestEvent._Kind.ValueType  # 4
+        """Its first token was drawn."""
+        KIND_PREEMPTED_RECOMPUTE: RequestEvent._Kind.ValueType  # 5
+        """It lost its blocks and will compute its tokens again: other_request_id needed them."""
+        KIND_PREEMPTED_SWAP: RequestEvent._Kind.ValueType  # 6
+        """It lost its blocks to the host: other_request_id needed them."""
+        KIND_SWAPPED_IN: RequestEvent._Kind.ValueType  # 7
+        """Its blocks are back from the host."""
+        KIND_RESUMED: RequestEvent._Kind.ValueType  # 8
+        """It has a place again, after it was preempted or lost its executor."""
+        KIND_EXECUTOR_LOST: RequestEvent._Kind.ValueType  # 9
+        """Its executor is lost, or leaves: detail says why."""
+        KIND_MOVED: RequestEvent._Kind.ValueType  # 10
+        """It goes on with another executor."""
+        KIND_FINISHED: RequestEvent._Kind.ValueType  # 11
+        """One of its choices ended: detail says how."""
+
+    class Kind(_Kind, metaclass=_KindEnumTypeWrapper):
+        """Kind of event."""
+
+    KIND_UNSPECIFIED: RequestEvent.Kind.ValueType  # 0
+    """Never sent."""
+    KIND_QUEUED: RequestEvent.Kind.ValueType  # 1
+    """The request was accepted and waits."""
+    KIND_BLOCKED: RequestEvent.Kind.ValueType  # 2
+    """It is the next to be admitted, and cannot be: detail says why."""
+    KIND_ADMITTED: RequestEvent.Kind.ValueType  # 3
+    """It has a place: its prompt is computed from here on."""
+    KIND_FIRST_TOKEN: RequestEvent.Kind.ValueType  # 4
+    """Its first token was drawn."""
+    KIND_PREEMPTED_RECOMPUTE: RequestEvent.Kind.ValueType  # 5
+    """It lost its blocks and will compute its tokens again: other_request_id needed them."""
+    KIND_PREEMPTED_SWAP: RequestEvent.Kind.ValueType  # 6
+    """It lost its blocks to the host: other_request_id needed them."""
+    KIND_SWAPPED_IN: RequestEvent.Kind.ValueType  # 7
+    """Its blocks are back from the host."""
+    KIND_RESUMED: RequestEvent.Kind.ValueType  # 8
+    """It has a place again, after it was preempted or lost its executor."""
+    KIND_EXECUTOR_LOST: RequestEvent.Kind.ValueType  # 9
+    """Its executor is lost, or leaves: detail says why."""
+    KIND_MOVED: RequestEvent.Kind.ValueType  # 10
+    """It goes on with another executor."""
+    KIND_FINISHED: RequestEvent.Kind.ValueType  # 11
+    """One of its choices ended: detail says how."""
+
+    KIND_FIELD_NUMBER: _builtins.int
+    TIME_UNIX_NS_FIELD_NUMBER: _builtins.int
+    EXECUTOR_FIELD_NUMBER: _builtins.int
+    OTHER_REQUEST_ID_FIELD_NUMBER: _builtins.int
+    DETAIL_FIELD_NUMBER: _builtins.int
+    NUM_TOKENS_FIELD_NUMBER: _builtins.int
+    kind: Global___RequestEvent.Kind.ValueType
+    """kind of event."""
+    time_unix_ns: _builtins.int
+    """time_unix_ns: nanoseconds since 1970."""
+    executor: _builtins.str
+    """executor that it happened on; empty if on none."""
+    other_request_id: _builtins.str
+    """other_request_id that caused it; empty if none did."""
+    detail: _builtins.str
+    """detail for people."""
+    num_tokens: _builtins.int
+    """num_tokens: cached prompt tokens of an admission, tokens lost of a preemption,
+    tokens generated at an end.
+    """
+    def __init__(
+        self,
+        *,
+        kind: Global___RequestEvent.Kind.ValueType = ...,
+        time_unix_ns: _builtins.int = ...,
+        executor: _builtins.str = ...,
+        other_request_id: _builtins.str = ...,
+        detail: _builtins.str = ...,
+        num_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["detail", b"detail", "executor", b"executor", "kind", b"kind", "num_tokens", b"num_tokens", "other_request_id", b"other_request_id", "time_unix_ns", b"time_unix_ns"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RequestEvent: _TypeAlias = RequestEvent  # noqa: Y015

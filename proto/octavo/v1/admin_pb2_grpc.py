@@ -26,7 +26,7 @@ if _version_not_supported:
 
 
 class AdminServiceStub:
-    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's.
+    """AdminService shows what a scheduler does and did. Where there are API keys it needs an admin's.
     """
 
     def __init__(self, channel):
@@ -45,10 +45,15 @@ class AdminServiceStub:
                 request_serializer=octavo_dot_v1_dot_admin__pb2.WatchRequest.SerializeToString,
                 response_deserializer=octavo_dot_v1_dot_admin__pb2.WatchResponse.FromString,
                 _registered_method=True)
+        self.Explain = channel.unary_unary(
+                '/octavo.v1.AdminService/Explain',
+                request_serializer=octavo_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+                response_deserializer=octavo_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer:
-    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's.
+    """AdminService shows what a scheduler does and did. Where there are API keys it needs an admin's.
     """
 
     def Snapshot(self, request, context):
@@ -60,6 +65,13 @@ class AdminServiceServicer:
 
     def Watch(self, request, context):
         """Watch streams snapshots at an interval, each taken between two steps.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def Explain(self, request, context):
+        """Explain tells what happened to one request, live or lately ended, and when.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -78,6 +90,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=octavo_dot_v1_dot_admin__pb2.WatchRequest.FromString,
                     response_serializer=octavo_dot_v1_dot_admin__pb2.WatchResponse.SerializeToString,
             ),
+            'Explain': grpc.unary_unary_rpc_method_handler(
+                    servicer.Explain,
+                    request_deserializer=octavo_dot_v1_dot_admin__pb2.ExplainRequest.FromString,
+                    response_serializer=octavo_dot_v1_dot_admin__pb2.ExplainResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'octavo.v1.AdminService', rpc_method_handlers)
@@ -87,7 +104,7 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService:
-    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's.
+    """AdminService shows what a scheduler does and did. Where there are API keys it needs an admin's.
     """
 
     @staticmethod
@@ -134,6 +151,33 @@ class AdminService:
             '/octavo.v1.AdminService/Watch',
             octavo_dot_v1_dot_admin__pb2.WatchRequest.SerializeToString,
             octavo_dot_v1_dot_admin__pb2.WatchResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Explain(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/octavo.v1.AdminService/Explain',
+            octavo_dot_v1_dot_admin__pb2.ExplainRequest.SerializeToString,
+            octavo_dot_v1_dot_admin__pb2.ExplainResponse.FromString,
             options,
             channel_credentials,
             insecure,

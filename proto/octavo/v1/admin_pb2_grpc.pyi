@@ -27,7 +27,7 @@ GRPC_GENERATED_VERSION: str
 GRPC_VERSION: str
 
 class AdminServiceStub:
-    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's."""
+    """AdminService shows what a scheduler does and did. Where there are API keys it needs an admin's."""
 
     @_typing.overload
     def __new__(cls, channel: _grpc.Channel) -> _Self: ...
@@ -37,19 +37,23 @@ class AdminServiceStub:
     """Snapshot returns the state between two steps."""
     Watch: _grpc.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]
     """Watch streams snapshots at an interval, each taken between two steps."""
+    Explain: _grpc.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]
+    """Explain tells what happened to one request, live or lately ended, and when."""
 
 @_typing.type_check_only
 class AdminServiceAsyncStub(AdminServiceStub):
-    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's."""
+    """AdminService shows what a scheduler does and did. Where there are API keys it needs an admin's."""
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Snapshot: _aio.UnaryUnaryMultiCallable[_admin_pb2.SnapshotRequest, _admin_pb2.SnapshotResponse]  # type: ignore[assignment]
     """Snapshot returns the state between two steps."""
     Watch: _aio.UnaryStreamMultiCallable[_admin_pb2.WatchRequest, _admin_pb2.WatchResponse]  # type: ignore[assignment]
     """Watch streams snapshots at an interval, each taken between two steps."""
+    Explain: _aio.UnaryUnaryMultiCallable[_admin_pb2.ExplainRequest, _admin_pb2.ExplainResponse]  # type: ignore[assignment]
+    """Explain tells what happened to one request, live or lately ended, and when."""
 
 class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
-    """AdminService shows the state of a scheduler. Where there are API keys it needs an admin's."""
+    """AdminService shows what a scheduler does and did. Where there are API keys it needs an admin's."""
 
     @_abc_1.abstractmethod
     def Snapshot(
@@ -66,5 +70,13 @@ class AdminServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_admin_pb2.WatchResponse], _abc.AsyncIterator[_admin_pb2.WatchResponse]]:
         """Watch streams snapshots at an interval, each taken between two steps."""
+
+    @_abc_1.abstractmethod
+    def Explain(
+        self,
+        request: _admin_pb2.ExplainRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_admin_pb2.ExplainResponse, _abc.Awaitable[_admin_pb2.ExplainResponse]]:
+        """Explain tells what happened to one request, live or lately ended, and when."""
 
 def add_AdminServiceServicer_to_server(servicer: AdminServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

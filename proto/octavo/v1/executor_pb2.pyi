@@ -405,6 +405,7 @@ class RowStart(_message.Message):
     MIN_TOKENS_FIELD_NUMBER: _builtins.int
     STOP_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     LINEAGE_FIELD_NUMBER: _builtins.int
+    TRACEPARENT_FIELD_NUMBER: _builtins.int
     row: _builtins.int
     """row number, free until now."""
     num_prompt_tokens: _builtins.int
@@ -428,6 +429,8 @@ class RowStart(_message.Message):
     lineage and the tokens up to that position. Rows that may share blocks have the
     same lineage; tenants and salts have different ones.
     """
+    traceparent: _builtins.str
+    """traceparent: W3C trace context of the request. Empty: untraced."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """tokens that are known: the prompt, then the output so far."""
@@ -460,10 +463,11 @@ class RowStart(_message.Message):
         min_tokens: _builtins.int = ...,
         stop_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         lineage: _builtins.int = ...,
+        traceparent: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "blocks", b"blocks", "lineage", b"lineage", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "row", b"row", "sample_index", b"sample_index", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "_num_prompt_logprobs", b"_num_prompt_logprobs", "blocks", b"blocks", "lineage", b"lineage", "min_tokens", b"min_tokens", "num_beam_candidates", b"num_beam_candidates", "num_computed_tokens", b"num_computed_tokens", "num_logprobs", b"num_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "row", b"row", "sample_index", b"sample_index", "sampling", b"sampling", "stop_token_ids", b"stop_token_ids", "tokens", b"tokens", "traceparent", b"traceparent"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015

@@ -44,6 +44,7 @@ def test_model_store_variable_is_shared_with_the_scheduler(monkeypatch: pytest.M
         (["--dtype", "int8"], "--dtype"),
         (["--listen", "localhost"], "--listen"),
         (["--listen", "localhost:65536"], "--listen"),
+        (["--metrics-listen", "9464"], "--metrics-listen"),
         (["--listen", "0.0.0.0:50061"], "--insecure-bind"),
         (["--tls-cert", "c"], "--tls-cert: needs --tls-key"),
         (["--tls-key", "k"], "--tls-key: needs --tls-cert"),
@@ -90,3 +91,10 @@ def test_every_flag_is_described(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.splitlines()[-1] == (
         "Each flag is also an environment variable: --block-size is OCTAVO_EXECUTOR_BLOCK_SIZE."
     )
+
+
+def test_metrics_are_served_where_they_are_asked_for() -> None:
+    """Nowhere by default; any address will do, since nothing secret is shown."""
+    assert read_config([]).metrics_address is None
+    assert read_config(["--metrics-listen", "0.0.0.0:9464"]).metrics_address == ("0.0.0.0", 9464)
+    assert read_config(["--metrics-listen", "[::1]:0"]).metrics_address == ("::1", 0)

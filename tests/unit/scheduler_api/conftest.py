@@ -15,6 +15,7 @@ from tokenizers.trainers import BpeTrainer
 
 from scheduler_svc.api.inference import InferenceServicer, add_to_server
 from scheduler_svc.core.request import Request, SequenceOutput
+from scheduler_svc.errors import QueueFull
 from scheduler_svc.model_files import ModelFiles
 from scheduler_svc.text.chat_template import ChatTemplate
 from scheduler_svc.text.tokenizer import TextCodec
@@ -75,9 +76,14 @@ class FakeStream:
 class FakeEngine:
     limits: Limits | None = field(default_factory=Limits)
     error: Exception | None = None
+    full: QueueFull | None = None
     script: Script = lambda request: []
     requests: list[Request] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
+
+    def check_room(self, now: float) -> None:
+        if self.full is not None:
+            raise self.full
 
     async def submit(self, request: Request) -> FakeStream:
         if self.error is not None:

@@ -65,6 +65,7 @@ BAD_FLAGS = [
     (["--policy", "lifo"], "--policy", "one of fcfs, priority, fair"),
     (["--listen", "50051"], "--listen", "HOST:PORT"),
     (["--listen", "::1:50051"], "--listen", "HOST:PORT"),
+    (["--metrics-listen", "9464"], "--metrics-listen", "HOST:PORT"),
     (["--listen", "localhost:65536"], "--listen", "up to 65535"),
     (["--listen", "0.0.0.0:1"], "--listen", "--insecure-bind"),
     (["--listen", "0.0.0.0:1", "--api-keys", "k"], "--listen", "--insecure-bind"),
@@ -204,3 +205,10 @@ def test_tracebacks_are_logged(capsys: pytest.CaptureFixture[str]) -> None:
         shown = capsys.readouterr().err
         assert "RuntimeError" in shown
         assert "unforeseen" in shown
+
+
+def test_metrics_are_served_where_they_are_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nowhere by default; any address will do, since nothing secret is shown."""
+    assert SchedulerConfig.from_args([]).metrics_address is None
+    monkeypatch.setenv("OCTAVO_SCHEDULER_METRICS_LISTEN", "0.0.0.0:9464")
+    assert SchedulerConfig.from_args([]).metrics_address == ("0.0.0.0", 9464)

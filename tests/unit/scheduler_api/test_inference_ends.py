@@ -211,6 +211,24 @@ async def test_a_refused_request_has_no_events(
     assert service.servicer.num_active == 0
 
 
+async def test_a_full_queue_refuses_before_the_prompt_costs_anything(
+    service: Service, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No prompt is tokenized for a request that is refused anyway; a wrong one is still told."""
+    service.engine.full = QueueFull("full", 0.5)
+
+    async def tokenize(*_: object) -> list[int]:
+        raise AssertionError("the prompt was tokenized")
+
+    monkeypatch.setattr(service.servicer._codec, "encode", tokenize)
+    request = ask()
+    request.text = "hello"
+    events, status = await service.failing(request)
+    assert (events, status.code()) == ([], grpc.StatusCode.RESOURCE_EXHAUSTED)
+    _, status = await service.failing(ask(n=65))
+    assert status.code() is grpc.StatusCode.INVALID_ARGUMENT
+
+
 async def test_details_survive_the_wire(service: Service) -> None:
     """A client reads the field and the retry delay from the status."""
     _, error = await service.failing(ask(n=65))

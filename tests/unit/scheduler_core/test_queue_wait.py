@@ -12,16 +12,55 @@ from tests.support.core_builders import finish, make_harness, make_request
 def test_the_estimate_follows_the_admissions() -> None:
     """And grows while nobody is admitted; time without a queue counts nothing."""
     wait = QueueWait()
-    assert wait.estimate(0, 0.0) == 0.0
-    assert wait.estimate(5, 0.0) is None
+    assert wait.estimate(0, 0.0, ()) == 0.0
+    assert wait.estimate(5, 0.0, ()) is None
     wait.note_arrival(100.0, 0)
     for second in range(1, 11):
         wait.note_arrival(100.0 + second, 3)
         wait.note_admission(100.0 + second)
-    assert wait.estimate(9, 110.0) == 10.0
-    assert wait.estimate(9, 120.0) == 20.0
+    assert wait.estimate(9, 110.0, ()) == 10.0
+    assert wait.estimate(9, 120.0, ()) == 20.0
     wait.note_arrival(5000.0, 0)
-    assert wait.estimate(9, 5000.0) == 10.0
+    assert wait.estimate(9, 5000.0, ()) == 10.0
+
+
+def test_who_was_admitted_together_ends_together() -> None:
+    """However short the queue: there is no place before, and then there are many."""
+    wait = QueueWait()
+    for _ in range(8):
+        wait.note_end(6.0)
+    begun = [100.0] * 4
+    assert wait.estimate(0, 101.0, begun) == 5.0
+    assert wait.estimate(3, 101.0, begun) == 5.0
+    assert wait.estimate(4, 101.0, begun) == 11.0, "a round later"
+    assert wait.estimate(0, 105.5, begun) == 0.5
+    assert wait.estimate(0, 200.0, begun) == 0.0, "they are late, and may end at any moment"
+    assert wait.estimate(1, 101.0, [100.0, 98.0]) == 5.0
+    assert wait.estimate(0, 101.0, [100.0, 98.0]) == 3.0
+
+
+def test_a_place_that_is_free_is_given_at_once() -> None:
+    """And what comes while all are taken is refused, though nobody waits."""
+    harness = make_harness(max_num_seqs=2, max_num_batched_tokens=16, max_queue_seconds=2.0)
+    for index in range(8):  # ten steps each, a second a step
+        harness.add(make_request(f"warm{index}", 4, max_tokens=10, arrival=harness.now))
+        while harness.core.has_requests:
+            harness.step()
+            harness.advance(1.0)
+    first = make_request("first", 4, max_tokens=10, arrival=harness.now)
+    assert harness.add(first)
+    harness.step()
+    harness.core.check_room(harness.now)
+    assert harness.add(make_request("second", 4, max_tokens=10, arrival=harness.now))
+    harness.step()
+    with pytest.raises(QueueFull, match="takes about"):
+        harness.core.check_room(harness.now)
+    assert not harness.add(make_request("third", 4, max_tokens=10, arrival=harness.now))
+    for _ in range(8):
+        harness.advance(1.0)
+        harness.step()
+    assert harness.add(make_request("fourth", 4, max_tokens=10, arrival=harness.now))
+    finish(harness)
 
 
 def test_a_long_queue_is_refused_before_it_is_full() -> None:

@@ -1,0 +1,1 @@
+"""What a scheduler does and did, recorded once for everyone who asks (docs/observability.md)."""
