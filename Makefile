@@ -91,8 +91,13 @@ proto: setup ## Generate what comes from proto/: code, reference, Node's copies
 	@cp clients/proto/octavo/client/details.proto clients/node/proto/octavo/client/
 
 .PHONY: reference
-reference: setup ## Write docs/reference.md from the protos and the error table
+reference: setup ## Write docs/reference.md and docs/metrics.md from their sources
 	@$(PY) scripts/generate_reference.py
+	@$(PY) scripts/generate_metrics_doc.py
+
+.PHONY: observability-check
+observability-check: setup ## Check rules, dashboard, metrics with Prometheus (says if it is missing)
+	@$(PY) scripts/observability_check.py $(ARGS)
 
 .PHONY: node-client
 node-client: setup ## Install what the Node client needs

@@ -6,10 +6,61 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from octavo.metrics import Kind, Metric
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 from prometheus_client.exposition import CONTENT_TYPE_LATEST
 
-_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600)
+_SECONDS = (
+    *(0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0),
+    *(120.0, 300.0, 600.0),
+)
+_BY_ENDPOINT = ("endpoint",)
+
+REQUESTS = Metric(
+    "octavo_gateway_requests_total",
+    Kind.COUNTER,
+    "requests",
+    "Requests that ended, by endpoint and HTTP status; 499: the caller hung up.",
+    ("endpoint", "status"),
+)
+REQUEST_SECONDS = Metric(
+    "octavo_gateway_request_seconds",
+    Kind.HISTOGRAM,
+    "seconds",
+    "Time from a request's headers to the end of its answer.",
+    _BY_ENDPOINT,
+    _SECONDS,
+)
+FIRST_TOKEN = Metric(
+    "octavo_gateway_first_token_seconds",
+    Kind.HISTOGRAM,
+    "seconds",
+    "Time from a request's headers to the first token, of streams.",
+    _BY_ENDPOINT,
+    _SECONDS,
+)
+PROMPT_TOKENS = Metric(
+    "octavo_gateway_prompt_tokens_total",
+    Kind.COUNTER,
+    "tokens",
+    "Tokens of the prompts of requests that were answered in full.",
+    _BY_ENDPOINT,
+)
+GENERATED_TOKENS = Metric(
+    "octavo_gateway_generated_tokens_total",
+    Kind.COUNTER,
+    "tokens",
+    "Tokens that were passed on, or gathered for a whole answer.",
+    _BY_ENDPOINT,
+)
+IN_FLIGHT = Metric(
+    "octavo_gateway_requests_in_flight",
+    Kind.GAUGE,
+    "requests",
+    "Requests to generate, tokenize or describe that have not ended.",
+)
+
+METRICS = (REQUESTS, REQUEST_SECONDS, FIRST_TOKEN, PROMPT_TOKENS, GENERATED_TOKENS, IN_FLIGHT)
 
 
 class Metrics:
@@ -20,44 +71,25 @@ class Metrics:
     def __init__(self, num_inside: Callable[[], int]) -> None:
         # A registry of its own: the default one would be shared by all apps of a process.
         self._registry = CollectorRegistry()
-        self._requests = Counter(
-            "octavo_gateway_requests",
-            "Requests that ended, by endpoint and HTTP status; 499: the caller hung up.",
-            ["endpoint", "status"],
-            registry=self._registry,
-        )
-        self._seconds = Histogram(
-            "octavo_gateway_request_seconds",
-            "Seconds from a request's headers to the end of its answer.",
-            ["endpoint"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._first_token = Histogram(
-            "octavo_gateway_first_token_seconds",
-            "Seconds from a request's headers to the first token, of streams.",
-            ["endpoint"],
-            buckets=_SECONDS,
-            registry=self._registry,
-        )
-        self._prompt_tokens = Counter(
-            "octavo_gateway_prompt_tokens",
-            "Tokens of the prompts of requests that were answered in full.",
-            ["endpoint"],
-            registry=self._registry,
-        )
-        self._generated_tokens = Counter(
-            "octavo_gateway_generated_tokens",
-            "Tokens that were passed on, or gathered for a whole answer.",
-            ["endpoint"],
-            registry=self._registry,
-        )
-        inside = Gauge(
-            "octavo_gateway_requests_in_flight",
-            "Requests to generate, tokenize or describe that have not ended.",
-            registry=self._registry,
-        )
+        self._requests = self._counter(REQUESTS)
+        self._seconds = self._histogram(REQUEST_SECONDS)
+        self._first_token = self._histogram(FIRST_TOKEN)
+        self._prompt_tokens = self._counter(PROMPT_TOKENS)
+        self._generated_tokens = self._counter(GENERATED_TOKENS)
+        inside = Gauge(IN_FLIGHT.name, IN_FLIGHT.help, registry=self._registry)
         inside.set_function(num_inside)
+
+    def _counter(self, metric: Metric) -> Counter:
+        return Counter(metric.name, metric.help, metric.labels, registry=self._registry)
+
+    def _histogram(self, metric: Metric) -> Histogram:
+        return Histogram(
+            metric.name,
+            metric.help,
+            metric.labels,
+            buckets=metric.buckets,
+            registry=self._registry,
+        )
 
     def progress(self, endpoint: str) -> Progress:
         """Begin to follow one request."""

@@ -1,0 +1,245 @@
+"""Metrics of running services: all that is documented, and totals that agree with the work."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+
+import httpx
+import pytest
+import pytest_asyncio
+from octavo.metrics import Kind, Metric
+from octavo_client import AsyncClient, OctavoError
+from octavo_client._socket import settle_address
+from prometheus_client.parser import text_string_to_metric_families
+
+from executor_svc import metrics as executor
+from scheduler_svc.observation import definitions as scheduler
+from tests.e2e.conftest import Serve
+from tests.e2e.waiting import until_free
+
+pytestmark = pytest.mark.asyncio(loop_scope="module")
+
+BLOCK_SIZE = 8
+NUM_BLOCKS = 16
+NUM_LEAVING = 40
+WAIT = 60.0
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Watched:
+    """A stack in a small pool, and where its metrics are."""
+
+    client: AsyncClient
+    scheduler: str
+    executor: str
+
+    async def scrape(self, address: str) -> dict[tuple[str, Labels], float]:
+        """Values by series, without the label of the only executor."""
+        async with httpx.AsyncClient(trust_env=False, timeout=WAIT) as http:
+            answer = await http.get(f"http://{address}/metrics")
+        answer.raise_for_status()
+        return {
+            (sample.name, tuple(sorted(_without_executor(sample.labels)))): sample.value
+            for family in text_string_to_metric_families(answer.text)
+            for sample in family.samples
+        }
+
+
+def _without_executor(labels: dict[str, str]) -> list[tuple[str, str]]:
+    return [(name, value) for name, value in labels.items() if name != "executor"]
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def watched(serve: Serve) -> AsyncIterator[Watched]:
+    """Both services, told where to serve their metrics."""
+    ports = [settle_address("127.0.0.1:0", "--metrics-listen") for _ in range(2)]
+    async with serve(
+        block_size=BLOCK_SIZE,
+        num_blocks=NUM_BLOCKS,
+        num_host_blocks=16,
+        scheduler_args=("--metrics-listen", ports[0], "--preemption", "recompute"),
+        executor_args=("--kv-check", "--metrics-listen", ports[1]),
+    ) as (client, _):
+        yield Watched(client, *ports)
+
+
+def _series(metric: Metric) -> set[str]:
+    if metric.kind is Kind.HISTOGRAM:
+        return {f"{metric.name}_{suffix}" for suffix in ("bucket", "sum", "count")}
+    return {metric.name}
+
+
+async def test_everything_documented_is_there_and_nothing_else(watched: Watched) -> None:
+    """Of both services, before the first request."""
+    for address, metrics in (
+        (watched.scheduler, scheduler.METRICS),
+        (watched.executor, executor.METRICS),
+    ):
+        found = {name for name, _ in await watched.scrape(address) if name.startswith("octavo_")}
+        assert found == set().union(*map(_series, metrics))
+
+
+async def test_totals_agree_with_the_work(watched: Watched) -> None:
+    """Tokens, ends, copies, preemptions and prefix hits are those of a known workload."""
+    client = watched.client
+    before = await watched.scrape(watched.scheduler)
+    device_before = await watched.scrape(watched.executor)
+    prompts = [[1000 + 100 * i + k for k in range(20)] for i in range(4)]
+    whole = await asyncio.gather(
+        *(
+            client.generate(
+                tokens=prompt, max_tokens=24 + i, ignore_eos=True, temperature=0, timeout=WAIT
+            )
+            for i, prompt in enumerate(prompts)
+        )
+    )
+    # Three samples share a partial last block: two of them copy it.
+    several = await client.generate(
+        tokens=[9000 + k for k in range(21)],
+        n=3,
+        max_tokens=4,
+        ignore_eos=True,
+        seed=1,
+        cache_disable=True,
+        timeout=WAIT,
+    )
+    # Two full blocks of a prompt that was just computed.
+    again = await client.generate(
+        tokens=[9000 + k for k in range(21)], max_tokens=2, ignore_eos=True, timeout=WAIT
+    )
+    third = await client.generate(
+        tokens=[9000 + k for k in range(21)], max_tokens=2, ignore_eos=True, timeout=WAIT
+    )
+    await until_free(client)
+    after = await watched.scrape(watched.scheduler)
+    counters = (await client.snapshot()).executors[0].counters
+    completions = [*whole, several, again, third]
+
+    def grown(metric: Metric, suffix: str = "", **labels: str) -> float:
+        key = (metric.name + suffix, tuple(sorted(labels.items())))
+        return after[key] - before[key]
+
+    num_tokens = sum(c.usage.num_completion_tokens for c in completions)
+    assert num_tokens == sum(24 + i for i in range(4)) + 12 + 4
+    assert grown(scheduler.GENERATED_TOKENS) == num_tokens == counters.num_generated_tokens
+    num_choices = sum(len(c.choices) for c in completions)
+    assert grown(scheduler.CHOICES, reason="length") == num_choices == 9
+    assert grown(scheduler.ENDED_REQUESTS) == len(completions)
+    assert grown(scheduler.COPIED_BLOCKS) == 2
+    preemptions = sum(c.usage.num_preemptions for c in completions)
+    assert preemptions > 0, "the pool has room for two thirds of it"
+    assert grown(scheduler.PREEMPTIONS, kind="recompute") == preemptions
+    assert grown(scheduler.PREEMPTIONS, kind="swap") == 0
+    assert third.usage.cached_prompt_tokens == 16
+    assert grown(scheduler.PREFIX_HIT_TOKENS) == counters.num_prefix_hit_tokens >= 16
+    assert grown(scheduler.PREFIX_QUERY_TOKENS) == counters.num_prefix_query_tokens
+    assert grown(scheduler.PROMPT_TOKENS) == counters.num_prompt_tokens
+
+    assert grown(scheduler.QUEUE_WAIT, "_count") == len(completions)
+    assert grown(scheduler.TIME_TO_FIRST_TOKEN, "_count") == len(completions)
+    # Every token but the first of each choice has one before it.
+    assert grown(scheduler.INTER_TOKEN, "_count") == num_tokens - num_choices
+    longest = max(c.usage.total_seconds for c in completions)
+    total = grown(scheduler.CHOICE_SECONDS, "_sum", reason="length")
+    assert 0 < total <= num_choices * (longest + 1)
+
+    steps = grown(scheduler.EXECUTED_STEPS)
+    assert steps == grown(scheduler.STEPS) == counters.num_steps > 30
+    assert grown(scheduler.STEP_SECONDS, "_count") == steps
+    assert grown(scheduler.STEP_TOKENS, "_sum") >= num_tokens - num_choices
+    phases = [grown(scheduler.EXECUTOR_PHASE, phase=phase) for phase in scheduler.PHASES]
+    assert sum(phases) == pytest.approx(grown(scheduler.STEP_SECONDS, "_sum"))
+    assert min(phases) >= 0
+
+    device_after = await watched.scrape(watched.executor)
+
+    def of_device(metric: Metric, **labels: str) -> float:
+        key = (metric.name, tuple(sorted(labels.items())))
+        return device_after[key] - device_before[key]
+
+    assert of_device(executor.STEPS) == steps
+    sampled = of_device(executor.SAMPLED_TOKENS)
+    assert sampled == num_tokens + grown(scheduler.DISCARDED_TOKENS)
+    assert of_device(executor.BUSY) == pytest.approx(grown(scheduler.EXECUTOR_BUSY))
+    assert device_after[executor.POOL_BLOCKS.name, (("pool", "device"),)] == NUM_BLOCKS
+    assert device_after[executor.OWNED.name, ()] == 1
+
+
+async def test_gauges_are_right_after_mass_cancels(watched: Watched) -> None:
+    """Forty clients that leave in the middle leave nothing behind."""
+    leave = asyncio.Event()
+
+    async def begin_and_leave(number: int) -> None:
+        async with watched.client.stream(
+            tokens=[3000 + number] * 10, max_tokens=100, ignore_eos=True, timeout=WAIT
+        ) as stream:
+            first = asyncio.create_task(anext(stream))
+            await leave.wait()
+            first.cancel()
+
+    before = await watched.scrape(watched.scheduler)
+    clients = [asyncio.create_task(begin_and_leave(number)) for number in range(NUM_LEAVING)]
+    async with asyncio.timeout(WAIT):
+        while True:
+            busy = await watched.scrape(watched.scheduler)
+            if busy[scheduler.LIVE_REQUESTS.name, ()] == NUM_LEAVING:
+                break
+    leave.set()
+    await asyncio.gather(*clients)
+    await until_free(watched.client)
+    after = await watched.scrape(watched.scheduler)
+    assert busy[scheduler.STREAMS.name, ()] == NUM_LEAVING
+    assert busy[scheduler.QUEUED_REQUESTS.name, ()] > 0 < busy[scheduler.POOL_LIVE_SLOTS.name, ()]
+    for gauge in (
+        scheduler.STREAMS,
+        scheduler.LIVE_REQUESTS,
+        scheduler.QUEUED_REQUESTS,
+        scheduler.RUNNING_SEQUENCES,
+        scheduler.PREEMPTED_SEQUENCES,
+        scheduler.LOAD_TOKENS,
+        scheduler.POOL_SHARED_BLOCKS,
+        scheduler.POOL_LIVE_SLOTS,
+    ):
+        assert after[gauge.name, ()] == 0, gauge.name
+    pool = scheduler.POOL_BLOCKS.name
+    states = {labels[0][1]: n for (name, labels), n in after.items() if name == pool}
+    assert states["referenced"] == 0
+    assert states["free"] + states["cached"] == NUM_BLOCKS
+    ended = (scheduler.ENDED_REQUESTS.name, ())
+    assert after[ended] - before[ended] == NUM_LEAVING
+    cancelled = (scheduler.CHOICES.name, (("reason", "cancelled"),))
+    assert after[cancelled] - before[cancelled] == NUM_LEAVING
+
+
+async def test_refusals_are_counted_by_error(watched: Watched) -> None:
+    """What the caller was told is what is counted."""
+    key = (scheduler.REFUSED.name, (("error", "NeverFits"),))
+    before = (await watched.scrape(watched.scheduler))[key]
+    with pytest.raises(OctavoError):
+        await watched.client.generate(
+            tokens=[5] * (NUM_BLOCKS + 1) * BLOCK_SIZE, max_tokens=1, timeout=WAIT
+        )
+    assert (await watched.scrape(watched.scheduler))[key] == before + 1
+
+
+async def test_a_taken_port_ends_the_start_in_one_line(watched: Watched) -> None:
+    """It names the flag."""
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-P",
+        "-m",
+        "executor_svc",
+        *("--listen", "127.0.0.1:0", "--metrics-listen", watched.executor),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    _, said = await asyncio.wait_for(process.communicate(), WAIT)
+    assert process.returncode == 1
+    assert said.decode() == (
+        f"octavo executor: cannot listen on {watched.executor}: the port is in use; "
+        "give --metrics-listen another one\n"
+    )
