@@ -35,6 +35,7 @@ _READ_SECONDS = 5.0
 LAST_PUSH_SECONDS = 2.0
 """How long the last push may take, at the end of the process."""
 _GIVE_UP_SECONDS = 1.0
+_EXPORTERS_LOGGER = "opentelemetry.exporter.otlp.proto.grpc.exporter"
 _UCUM = {"seconds": "s", "bytes": "By", "": "1"}
 
 
@@ -141,6 +142,8 @@ def _make_exporter() -> MetricExporter:
             f"{error.name} is not installed: pip install 'octavo[otel]', or unset "
             "OTEL_EXPORTER_OTLP_ENDPOINT"
         ) from None
+    # It tells of every attempt; that a push has failed is enough.
+    logging.getLogger(_EXPORTERS_LOGGER).setLevel(logging.ERROR)
     try:
         return OTLPMetricExporter()
     except Exception as error:  # of its many variables, each in its own way
