@@ -14,29 +14,38 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from octavo_client._async_client import AsyncClient, AsyncStream
+    from octavo_client._async_client import AsyncClient
+    from octavo_client._async_stream import AsyncStream
     from octavo_client._channel import Address, parse_target
     from octavo_client._client import Client, Stream
     from octavo_client._retry import NO_RETRIES, RetryPolicy
+    from octavo_client._state import (
+        Blocks,
+        Counters,
+        EventKind,
+        Executor,
+        Explanation,
+        Latency,
+        Pool,
+        RequestEvent,
+        SequenceInfo,
+        Snapshot,
+        StepSample,
+    )
+    from octavo_client._story import Phase, Span, has_ended, spans_of
     from octavo_client._types import (
         Beam,
-        Blocks,
         Choice,
         Completion,
-        Counters,
         Delta,
         Event,
-        Executor,
         Finished,
         FinishReason,
         GenerateParams,
         Health,
         Message,
         Model,
-        Pool,
         PositionLogprobs,
-        SequenceInfo,
-        Snapshot,
         Started,
         TokenLogprob,
         Usage,
@@ -75,13 +84,16 @@ __all__ = [
     "DeadlineExceeded",
     "Delta",
     "Event",
+    "EventKind",
     "Executor",
+    "Explanation",
     "FinishReason",
     "Finished",
     "GenerateParams",
     "Health",
     "Internal",
     "InvalidArgument",
+    "Latency",
     "Message",
     "Model",
     "NeverFits",
@@ -89,32 +101,38 @@ __all__ = [
     "OctavoError",
     "Overloaded",
     "PermissionDenied",
+    "Phase",
     "Pool",
     "PositionLogprobs",
+    "RequestEvent",
     "RetryPolicy",
     "SequenceInfo",
     "Snapshot",
+    "Span",
     "Started",
+    "StepSample",
     "Stream",
     "TlsFailed",
     "TokenLogprob",
     "Unauthenticated",
     "Unavailable",
     "Usage",
+    "has_ended",
     "parse_target",
+    "spans_of",
 ]
 
 _HOMES = {
     "Address": "_channel",
     "AsyncClient": "_async_client",
-    "AsyncStream": "_async_client",
+    "AsyncStream": "_async_stream",
     "Client": "_client",
     "Stream": "_client",
     "NO_RETRIES": "_retry",
     "parse_target": "_channel",
     "RetryPolicy": "_retry",
 }
-_MODULES = ("_types", "errors")
+_MODULES = ("_types", "_state", "_story", "errors")
 
 
 def __getattr__(name: str) -> Any:

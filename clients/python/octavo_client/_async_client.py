@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, TypeVar, Unpack
@@ -15,25 +14,24 @@ from grpc import aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from octavo_client import _protocol
+from octavo_client import _admin, _protocol
+from octavo_client._async_stream import AsyncStream, translate
 from octavo_client._channel import DEFAULT_TARGET
 from octavo_client._connection import Connection, ConnectionSettings
 from octavo_client._retry import RetryPolicy, Turns
 from octavo_client._session import Session, name_deadline
-from octavo_client._status import error_from_status
+from octavo_client._state import Explanation, Snapshot
+from octavo_client._tracing import CallSpan
 from octavo_client._types import (
     Completion,
-    Event,
     GenerateParams,
     Health,
     Message,
     Model,
-    Snapshot,
 )
-from octavo_client.errors import Cancelled, OctavoError
+from octavo_client.errors import OctavoError
 
 _T = TypeVar("_T")
-_Call = aio.UnaryStreamCall[inference_pb2.GenerateRequest, inference_pb2.GenerateResponse]
 
 
 class AsyncClient:
@@ -159,12 +157,13 @@ class AsyncClient:
         `async with client.stream("Once") as stream: async for event in stream: ...`
         """
         request = _protocol.build_generate(prompt, tokens, messages, params)
-        metadata = self._connection.metadata(api_key)
+        span = CallSpan.begin(request)
+        metadata = self._connection.metadata(api_key) + span.headers
         return AsyncStream(
             lambda message, seconds: self._inference.Generate(
                 message, timeout=seconds, metadata=metadata
             ),
-            Session(request, self._policy, has_replicas=self._connection.has_replicas),
+            Session(request, self._policy, has_replicas=self._connection.has_replicas, span=span),
             self._timeout if timeout is None else timeout,
             self._target,
             self._on_retry,
@@ -235,7 +234,7 @@ class AsyncClient:
         """Return the scheduler's state: pool, queue and, if asked, sequences and blocks."""
         request = admin_pb2.SnapshotRequest(include_sequences=sequences, include_blocks=blocks)
         response = await self._unary(self._admin.Snapshot, request, timeout, api_key)
-        return _protocol.parse_snapshot(response.snapshot)
+        return _admin.parse_snapshot(response.snapshot)
 
     async def watch(
         self,
@@ -245,18 +244,29 @@ class AsyncClient:
         blocks: bool = False,
         timeout: float | None = None,
         api_key: str | None = None,
-    ) -> AsyncIterator[Snapshot]:
+    ) -> AsyncGenerator[Snapshot]:
         """Yield a snapshot every `interval` seconds, until closed or `timeout` (None: never)."""
-        request = _protocol.build_watch(interval, sequences, blocks)
+        request = _admin.build_watch(interval, sequences, blocks)
         metadata = self._connection.metadata(api_key)
         call = self._admin.Watch(request, timeout=timeout, metadata=metadata)
         try:
             async for response in call:
-                yield _protocol.parse_snapshot(response.snapshot)
+                yield _admin.parse_snapshot(response.snapshot)
         except aio.AioRpcError as error:
-            raise _translate(error, self._target) from None
+            raise translate(error, self._target) from None
         finally:
             call.cancel()
+
+    async def explain(
+        self, request_id: str, *, timeout: float | None = None, api_key: str | None = None
+    ) -> Explanation:
+        """Tell what happened to a request, live or lately ended, and when.
+
+        Raises: NotFound: if the scheduler does not know it, or has forgotten it.
+        """
+        request = _admin.build_explain(request_id)
+        response = await self._unary(self._admin.Explain, request, timeout, api_key)
+        return _admin.parse_explanation(response)
 
     async def health(
         self, service: str = "", *, timeout: float | None = None, api_key: str | None = None
@@ -284,7 +294,7 @@ class AsyncClient:
                 left = max(deadline - time.monotonic(), 0.0)
                 return await method(request, timeout=left, metadata=metadata)
             except aio.AioRpcError as failure:
-                error = _translate(failure, self._target)
+                error = translate(failure, self._target)
             error = name_deadline(error, time.monotonic(), deadline, seconds)
             if not self._policy.covers(error):
                 raise error
@@ -295,127 +305,3 @@ class AsyncClient:
                 raise error
             await asyncio.sleep(delay)
             attempt += 1
-
-
-class AsyncStream:
-    """Events of one request, in order. Iterate once; `async with` cancels what is left."""
-
-    def __init__(
-        self,
-        open_call: Callable[[inference_pb2.GenerateRequest, float], _Call],
-        session: Session,
-        seconds: float,
-        target: str,
-        on_retry: Callable[[OctavoError], None] | None = None,
-    ) -> None:
-        self._open_call = open_call
-        self._session = session
-        self._seconds = seconds
-        self._deadline = time.monotonic() + seconds
-        self._target = target
-        self._on_retry = on_retry
-        self._call: _Call | None = None
-        self._ready: deque[Event] = deque()
-        self._ended = False
-        self._cancelled = asyncio.Event()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.cancel()
-
-    def __aiter__(self) -> Self:
-        return self
-
-    async def __anext__(self) -> Event:
-        while not self._ready:
-            if self._ended:
-                raise StopAsyncIteration
-            await self._advance()
-        return self._ready.popleft()
-
-    def cancel(self) -> None:
-        """Stop generating and free the blocks; iteration ends. Harmless when repeated."""
-        if self._ended:
-            return
-        self._ended = True
-        self._cancelled.set()
-        self._ready.clear()
-        if self._call is not None:
-            self._call.cancel()
-
-    async def completion(self) -> Completion:
-        """Read the rest, and return the whole answer; for streams not iterated before.
-
-        Raises: Cancelled: if `cancel` came first.
-        """
-        builder = _protocol.CompletionBuilder()
-        async for event in self:
-            builder.add(event)
-        if self._cancelled.is_set():
-            raise Cancelled("the stream was cancelled")
-        return builder.build()
-
-    async def _advance(self) -> None:
-        """Read one response, or go on to the next call; fill `_ready` or end."""
-        if self._call is None:
-            seconds = self._deadline - time.monotonic()
-            self._call = self._open_call(self._session.next_request(), max(seconds, 0.0))
-        try:
-            response = await self._call.read()
-            if isinstance(response, inference_pb2.GenerateResponse):
-                self._ready.extend(self._session.receive(response))
-            else:  # aio.EOF
-                self._end(self._session.finish())
-        except aio.AioRpcError as failure:
-            await self._recover(_translate(failure, self._target))
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self._cancelled.is_set() and not (task and task.cancelling()):
-                return  # our own cancel(): the iteration just ends
-            self.cancel()
-            raise
-        except OctavoError:
-            self.cancel()
-            raise
-
-    async def _recover(self, error: OctavoError) -> None:
-        """Wait before the next call, or raise."""
-        self._call = None
-        if self._cancelled.is_set():
-            return
-        now = time.monotonic()
-        error = name_deadline(error, now, self._deadline, self._seconds)
-        try:
-            delay = self._session.after_failure(error, now)
-        except OctavoError:
-            self._ended = True
-            raise
-        if delay is None:
-            self._end(self._session.finish())
-            return
-        if time.monotonic() + delay >= self._deadline:
-            self._ended = True
-            raise error
-        if self._on_retry is not None and self._session.is_new_outage:
-            self._on_retry(error)
-        try:
-            await asyncio.wait_for(self._cancelled.wait(), delay)
-        except TimeoutError:
-            return
-
-    def _end(self, events: Iterable[Event]) -> None:
-        self._ready.extend(events)
-        self._ended = True
-
-
-def _translate(failure: aio.AioRpcError, target: str) -> OctavoError:
-    message = failure.details() or failure.code().name
-    trailers: Any = failure.trailing_metadata() or ()  # pairs, whatever the stubs say
-    return error_from_status(failure.code(), message, trailers, target)

@@ -14,12 +14,14 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from octavo.v1 import admin_pb2, admin_pb2_grpc, inference_pb2, inference_pb2_grpc
 
-from octavo_client import _protocol
+from octavo_client import _admin, _protocol
 from octavo_client._channel import DEFAULT_TARGET
 from octavo_client._connection import Connection, ConnectionSettings
 from octavo_client._retry import RetryPolicy, Turns
 from octavo_client._session import Session, name_deadline
+from octavo_client._state import Explanation, Snapshot
 from octavo_client._status import error_from_status
+from octavo_client._tracing import CallSpan
 from octavo_client._types import (
     Completion,
     Event,
@@ -27,7 +29,6 @@ from octavo_client._types import (
     Health,
     Message,
     Model,
-    Snapshot,
 )
 from octavo_client.errors import Cancelled, OctavoError
 
@@ -124,12 +125,13 @@ class Client:
         `with client.stream("Once") as stream: for event in stream: ...`
         """
         request = _protocol.build_generate(prompt, tokens, messages, params)
-        metadata = self._connection.metadata(api_key)
+        span = CallSpan.begin(request)
+        metadata = self._connection.metadata(api_key) + span.headers
         return Stream(
             lambda message, seconds: self._inference.Generate(
                 message, timeout=seconds, metadata=metadata
             ),
-            Session(request, self._policy, has_replicas=self._connection.has_replicas),
+            Session(request, self._policy, has_replicas=self._connection.has_replicas, span=span),
             self._timeout if timeout is None else timeout,
             self._target,
             self._on_retry,
@@ -199,7 +201,7 @@ class Client:
         """Return the scheduler's state: pool, queue and, if asked, sequences and blocks."""
         request = admin_pb2.SnapshotRequest(include_sequences=sequences, include_blocks=blocks)
         response = self._unary(self._admin.Snapshot, request, timeout, api_key)
-        return _protocol.parse_snapshot(response.snapshot)
+        return _admin.parse_snapshot(response.snapshot)
 
     def watch(
         self,
@@ -211,16 +213,27 @@ class Client:
         api_key: str | None = None,
     ) -> Iterator[Snapshot]:
         """Yield a snapshot every `interval` seconds, until closed or `timeout` (None: never)."""
-        request = _protocol.build_watch(interval, sequences, blocks)
+        request = _admin.build_watch(interval, sequences, blocks)
         metadata = self._connection.metadata(api_key)
         call: Any = self._admin.Watch(request, timeout=timeout, metadata=metadata)
         try:
             for response in call:
-                yield _protocol.parse_snapshot(response.snapshot)
+                yield _admin.parse_snapshot(response.snapshot)
         except grpc.RpcError as error:
             raise _translate(error, self._target) from None
         finally:
             call.cancel()
+
+    def explain(
+        self, request_id: str, *, timeout: float | None = None, api_key: str | None = None
+    ) -> Explanation:
+        """Tell what happened to a request, live or lately ended, and when.
+
+        Raises: NotFound: if the scheduler does not know it, or has forgotten it.
+        """
+        request = _admin.build_explain(request_id)
+        response = self._unary(self._admin.Explain, request, timeout, api_key)
+        return _admin.parse_explanation(response)
 
     def health(
         self, service: str = "", *, timeout: float | None = None, api_key: str | None = None
@@ -308,6 +321,7 @@ class Stream:
         """Stop generating and free the blocks; iteration ends. Any thread may call it."""
         if self._ended:
             return
+        self._session.cancel()
         self._cancelled.set()
         call = self._call
         if call is not None:
@@ -360,6 +374,7 @@ class Stream:
             self._end(self._session.finish())
         elif time.monotonic() + delay >= self._deadline:
             self._ended = True
+            self._session.give_up(error)
             raise error
         else:
             if self._on_retry is not None and self._session.is_new_outage:

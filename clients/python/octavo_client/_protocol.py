@@ -6,27 +6,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
-from octavo.v1 import admin_pb2, inference_pb2, types_pb2
+from octavo.v1 import inference_pb2, types_pb2
 
 from octavo_client._types import (
     Beam,
-    Blocks,
     Choice,
     Completion,
-    Counters,
     Delta,
     Event,
-    Executor,
     Finished,
     FinishReason,
     GenerateParams,
     Health,
     Message,
     Model,
-    Pool,
     PositionLogprobs,
-    SequenceInfo,
-    Snapshot,
     Started,
     TokenLogprob,
     Usage,
@@ -96,7 +90,7 @@ def build_generate(
         bound = "exactly one of prompt, tokens and messages"
         raise InvalidArgument(f"give {bound}", field="prompt", bound=bound)
     if prompt is not None:
-        _assign(request, "text", prompt)
+        assign_field(request, "text", prompt)
     elif tokens is not None:
         request.tokens.SetInParent()
         _extend(request, "tokens.ids", tokens)
@@ -110,22 +104,23 @@ def build_generate(
 
 def _set_param(request: inference_pb2.GenerateRequest, name: str, value: Any) -> None:
     if name in _SCALARS:
-        _assign(request, _SCALARS[name], value)
+        assign_field(request, _SCALARS[name], value)
     elif name in _LISTS:
         _extend(request, _LISTS[name], [value] if isinstance(value, str) else value)
     elif name == "logit_bias":
         _checked("sampling.logit_bias", partial(request.sampling.logit_bias.update, value))
     elif name == "beam":
         beam = cast("Beam", value)
-        _assign(request, "beam.width", beam.width)
+        assign_field(request, "beam.width", beam.width)
         if beam.length_penalty is not None:
-            _assign(request, "beam.length_penalty", beam.length_penalty)
-        _assign(request, "beam.early_stopping", beam.early_stopping)
+            assign_field(request, "beam.length_penalty", beam.length_penalty)
+        assign_field(request, "beam.early_stopping", beam.early_stopping)
     else:
         raise TypeError(f"generate has no parameter {name!r}")
 
 
-def _assign(message: Any, path: str, value: object) -> None:
+def assign_field(message: Any, path: str, value: object) -> None:
+    """Set the field at a dotted path; InvalidArgument names it if the value does not fit."""
     *parents, leaf = path.split(".")
     for parent in parents:
         message = getattr(message, parent)
@@ -182,7 +177,7 @@ def build_tokenize(
         raise InvalidArgument(f"give {bound}", field="text", bound=bound)
     request = inference_pb2.TokenizeRequest(model=model)
     if text is not None:
-        _assign(request, "text", text)
+        assign_field(request, "text", text)
     else:
         fill_chat(request.chat, messages or ())
     return request
@@ -205,18 +200,11 @@ def build_detokenize(
     return request
 
 
-def build_watch(interval: float, sequences: bool, blocks: bool) -> admin_pb2.WatchRequest:
-    """Build the request for a snapshot every `interval` seconds."""
-    request = admin_pb2.WatchRequest(include_sequences=sequences, include_blocks=blocks)
-    _assign(request, "interval_ms", round(interval * 1000))
-    return request
-
-
 def parse_event(response: inference_pb2.GenerateResponse) -> Event | None:
     """Read one event; None for a kind that this client does not know yet."""
     match response.WhichOneof("event"):
         case "started":
-            return _copy(Started, response.started)
+            return copy_fields(Started, response.started)
         case "delta":
             delta = response.delta
             return Delta(
@@ -229,7 +217,7 @@ def parse_event(response: inference_pb2.GenerateResponse) -> Event | None:
         case "finished":
             return _parse_finished(response.finished)
         case "usage":
-            return _copy(Usage, response.usage)
+            return copy_fields(Usage, response.usage)
         case _:
             return None
 
@@ -253,8 +241,8 @@ def _parse_finished(finished: inference_pb2.Finished) -> Finished:
 
 def _parse_logprobs(position: types_pb2.PositionLogprobs) -> PositionLogprobs:
     return PositionLogprobs(
-        chosen=_copy(TokenLogprob, position.chosen),
-        top=tuple(_copy(TokenLogprob, token) for token in position.top),
+        chosen=copy_fields(TokenLogprob, position.chosen),
+        top=tuple(copy_fields(TokenLogprob, token) for token in position.top),
     )
 
 
@@ -317,7 +305,7 @@ class CompletionBuilder:
 
 def parse_model(response: inference_pb2.GetModelResponse) -> Model:
     """Read the description of the model."""
-    return _copy(Model, response, eos_token_ids=tuple(response.eos_token_ids))
+    return copy_fields(Model, response, eos_token_ids=tuple(response.eos_token_ids))
 
 
 def parse_health(status: int) -> Health:
@@ -325,29 +313,7 @@ def parse_health(status: int) -> Health:
     return {1: Health.SERVING, 2: Health.NOT_SERVING}.get(status, Health.UNKNOWN)
 
 
-def parse_snapshot(snapshot: admin_pb2.Snapshot) -> Snapshot:
-    """Read a scheduler's state."""
-    return Snapshot(
-        scheduler_id=snapshot.scheduler_id,
-        executors=tuple(_parse_executor(state) for state in snapshot.executors),
-    )
-
-
-def _parse_executor(state: admin_pb2.ExecutorState) -> Executor:
-    return _copy(
-        Executor,
-        state,
-        pool=_copy(Pool, state.pool),
-        counters=_copy(Counters, state.counters),
-        sequences=tuple(
-            _copy(SequenceInfo, sequence, block_table=tuple(sequence.block_table))
-            for sequence in state.sequences
-        ),
-        blocks=Blocks(ref_counts=tuple(state.blocks.ref_counts), kinds=state.blocks.kinds),
-    )
-
-
-def _copy(kind: type[_T], message: Any, **parsed: Any) -> _T:
+def copy_fields(kind: type[_T], message: Any, /, **parsed: Any) -> _T:
     """Copy the fields that a dataclass and a message share by name."""
     names = kind.__dataclass_fields__  # type: ignore[attr-defined]  # _T is a dataclass
     return kind(

@@ -53,6 +53,11 @@ class FakeScheduler:
     target: str = ""
     has_chat_template: bool = True
     snapshot: admin_pb2.Snapshot = field(default_factory=admin_pb2.Snapshot)
+    watch_authorizations: list[str] = field(default_factory=list)  # one per Watch call; "": none
+    watch_failures: list[Failure] = field(default_factory=list)  # after so many snapshots
+    watches_ended: threading.Semaphore = field(default_factory=lambda: threading.Semaphore(0))
+    before_snapshot: Callable[[], None] = lambda: None
+    stories: dict[str, admin_pb2.ExplainResponse] = field(default_factory=dict)
     token_bytes: dict[int, bytes] = field(default_factory=dict)  # others: of the character
     override: Callable[[inference_pb2.GenerateRequest], list[Response]] | None = None
 
@@ -177,9 +182,26 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
         return admin_pb2.SnapshotResponse(snapshot=self._fake.snapshot)
 
     async def Watch(self, request: Any, context: Any) -> AsyncIterator[Any]:
-        while True:
-            yield admin_pb2.WatchResponse(snapshot=self._fake.snapshot)
-            await asyncio.sleep(request.interval_ms / 1000)
+        fake = self._fake
+        sent = dict(context.invocation_metadata())
+        fake.watch_authorizations.append(str(sent.get("authorization", "")))
+        failure = fake.watch_failures.pop(0) if fake.watch_failures else None
+        num_sent = 0
+        try:
+            while failure is None or num_sent < failure.after_deltas:
+                fake.before_snapshot()
+                yield admin_pb2.WatchResponse(snapshot=fake.snapshot)
+                num_sent += 1
+                await asyncio.sleep(request.interval_ms / 1000)
+            await _abort(context, failure)
+        finally:
+            fake.watches_ended.release()
+
+    async def Explain(self, request: Any, context: Any) -> Any:
+        if request.request_id not in self._fake.stories:
+            message = f"request {request.request_id!r} is not among the latest 4096 here"
+            await _abort(context, Failure(grpc.StatusCode.NOT_FOUND, message))
+        return self._fake.stories[request.request_id]
 
 
 @contextlib.contextmanager

@@ -25,6 +25,8 @@ _OWN = {
     "demo": ("octavo_client.cli.demo:demo", "Serve, stream eight prompts at once, check, stop."),
     "generate": ("octavo_client.cli.generate:generate", "Generate text from a prompt."),
     "chat": ("octavo_client.cli.chat:chat", "Chat with the model."),
+    "top": ("octavo_client.cli.top:top", "Watch a scheduler: streams, pool, queue, steps."),
+    "explain": ("octavo_client.cli.explain:explain", "Tell where a request's time went."),
     "bench": ("octavo_client.cli.bench:bench", "Measure a server under load."),
 }
 _SERVICES = ServiceCommands(

@@ -55,3 +55,15 @@ def hinted(error: OctavoError) -> str:
 
     hint = ": raise --timeout or lower --max-tokens" if isinstance(error, DeadlineExceeded) else ""
     return f"{error}{hint}"
+
+
+def duration(seconds: float) -> str:
+    """Return "950 µs", "41.3 ms", "1.84 s", "3 min 20 s"."""
+    if seconds < 0.001:
+        return f"{seconds * 1e6:.0f} µs"
+    if seconds < 1:
+        return f"{seconds * 1000:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes} min {rest} s"

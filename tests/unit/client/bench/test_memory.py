@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from octavo.v1 import admin_pb2
-from octavo_client import _protocol
+from octavo_client import _admin
 from octavo_client.bench.memory import MemoryUse
 
 
 def snapshot(**counters: int) -> object:
     """One executor's snapshot, as it comes over the wire."""
     state = admin_pb2.ExecutorState(pool={"block_size": 16}, counters=counters)
-    return _protocol.parse_snapshot(admin_pb2.Snapshot(executors=[state]))
+    return _admin.parse_snapshot(admin_pb2.Snapshot(executors=[state]))
 
 
 def test_shares_are_of_the_run_alone() -> None:
