@@ -46,6 +46,10 @@ chaos: setup ## Break a running stack 200 times; every token must come all the s
 	@$(PY) tests/chaos/run.py $(ARGS)
 	@$(PY) -m pytest -m slow tests/chaos
 
+.PHONY: console-check
+console-check: setup ## Use the web console in a real browser (needs Chromium)
+	@$(PY) scripts/console_check.py $(ARGS)
+
 .PHONY: bench
 bench: setup ## Measure the scheduler core and the use of KV memory, in short
 	@printf 'What a steady step costs the scheduler core:\n\n'

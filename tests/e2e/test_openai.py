@@ -435,3 +435,16 @@ async def test_tokens_of_texts_and_texts_of_tokens(
     chat = (await http.post("/tokenize", json={"messages": QUESTION})).json()
     back = (await http.post("/detokenize", json={"tokens": chat["tokens"]})).json()
     assert "Name three colours.<|im_end|>" in back["prompt"]
+
+
+async def test_the_console_takes_an_administrators_key(served: Served, keys: Keys) -> None:
+    """It shows all tenants: without a key 401, with a tenant's 403. The page itself has no data."""
+    url = served[1].http_url
+    for key, status in (("", 401), (keys.user, 403), (keys.operator, 200)):
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        async with httpx.AsyncClient(base_url=url, headers=headers, trust_env=False) as own:
+            assert (await own.get("/console")).status_code == 200
+            async with own.stream("GET", "/console/watch") as answer:
+                assert answer.status_code == status
+            told = await own.get("/console/story", params={"request_id": "nobody"})
+            assert told.status_code == (404 if status == 200 else status)

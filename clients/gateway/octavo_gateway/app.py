@@ -29,8 +29,11 @@ from octavo_gateway.gate import Gate, draining
 from octavo_gateway.generation import Generation, Renderer
 from octavo_gateway.metrics import Metrics, Progress
 from octavo_gateway.names import FieldNames
+from octavo_gateway.pages import Pages
 from octavo_gateway.served import Scheduler, Served
+from octavo_gateway.stories import story
 from octavo_gateway.translate import Job
+from octavo_gateway.watching import LIMIT_SECONDS, Watchers
 
 _log = structlog.get_logger()
 _DEADLINE_MARGIN_SECONDS = 1.0  # the scheduler's own word about a deadline comes first
@@ -57,6 +60,7 @@ class Gateway:
         max_concurrent_requests: int,
         max_body_bytes: int,
         cors_origins: Sequence[str] = (),
+        max_console_watchers: int = 0,
     ) -> None:
         """Serve what `client` reaches.
 
@@ -66,6 +70,7 @@ class Gateway:
             max_concurrent_requests: more are refused.
             max_body_bytes: of one request.
             cors_origins: whose pages in browsers may call; "*" is all.
+            max_console_watchers: web consoles that may watch at once; 0: there is no console.
         """
         self._client = client
         self._timeout = timeout
@@ -97,6 +102,7 @@ class Gateway:
                 self._route("POST", "/v1/chat/completions", self._chat),
                 self._route("POST", "/tokenize", self._tokenize),
                 self._route("POST", "/detokenize", self._detokenize),
+                *(self._console_routes(max_console_watchers) if max_console_watchers else ()),
             ],
             middleware=middleware,
             exception_handlers={HTTPException: _no_such_endpoint},
@@ -108,21 +114,63 @@ class Gateway:
         name = path.replace(":path", "")  # for people
         return Route(path, _Endpoint(self, name, handler, is_gated=is_gated), methods=[method])
 
-    async def _run(self, exchange: Exchange, work: Awaitable[None]) -> None:
+    def _console_routes(self, max_watchers: int) -> Sequence[Route]:
+        pages, watchers = Pages(), Watchers(self._client, most=max_watchers)
+
+        async def page(exchange: Exchange, _: Progress) -> None:
+            await pages.answer(exchange)
+
+        async def file(exchange: Exchange, _: Progress) -> None:
+            await pages.answer(exchange, str(exchange.path_params["name"]))
+
+        async def without_slash(exchange: Exchange, _: Progress) -> None:
+            # The page's own links are relative, for proxies that serve it below a path.
+            location = {"location": "../console"}
+            await exchange.answer_bytes(b"", "text/plain", status=308, headers=location)
+
+        async def watch(exchange: Exchange, _: Progress) -> None:
+            # It never ends by itself: a gateway that drains does not wait for it.
+            await self._run(
+                exchange, watchers.watch(exchange), seconds=LIMIT_SECONDS, ends=self.gate.closing
+            )
+
+        return (
+            self._route("GET", "/console", page, is_gated=False),
+            self._route("GET", "/console/", without_slash, is_gated=False),
+            self._route("GET", "/console/watch", watch, is_gated=False),
+            self._route("GET", "/console/story", self._story),
+            self._route("GET", "/console/{name}", file, is_gated=False),
+        )
+
+    async def _run(
+        self,
+        exchange: Exchange,
+        work: Awaitable[None],
+        *,
+        seconds: float | None = None,
+        ends: asyncio.Event | None = None,
+    ) -> None:
         """Do the work, unless the caller hangs up, time is up or the gateway ends first.
+
+        Args:
+            exchange: whose caller may hang up.
+            work: to do.
+            seconds: that it may take; None: as long as any request.
+            ends: set when the gateway ends; None: when it cuts off what is in flight.
 
         Raises:
             ClientGone: if the caller hung up.
             ApiError: 504 or 503 for the other two.
         """
+        seconds = self._timeout if seconds is None else seconds
         working = asyncio.ensure_future(work)
         gone = asyncio.ensure_future(exchange.disconnected())
-        ending = asyncio.ensure_future(self.gate.cut_off.wait())
+        ending = asyncio.ensure_future((ends or self.gate.cut_off).wait())
         tasks = (working, gone, ending)
         try:
             await asyncio.wait(
                 tasks,
-                timeout=self._timeout + _DEADLINE_MARGIN_SECONDS,
+                timeout=seconds + _DEADLINE_MARGIN_SECONDS,
                 return_when=asyncio.FIRST_COMPLETED,
             )
             if working.done():
@@ -134,7 +182,7 @@ class Gateway:
             else:
                 raise ApiError(
                     504,
-                    f"the request took longer than {self._timeout:g} s",
+                    f"the request took longer than {seconds:g} s",
                     kind=SERVER_ERROR,
                     code="deadline_exceeded",
                 )
@@ -143,6 +191,10 @@ class Gateway:
                 task.cancel()
             # What the work held, its calls above all, is given back before going on.
             await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _story(self, exchange: Exchange, _: Progress) -> None:
+        request_id, key = exchange.query.get("request_id"), exchange.api_key()
+        await exchange.answer(await story(self._client, request_id, key))
 
     async def _served(self, api_key: str | None) -> Served:
         with translated(_FALLBACK_NAMES):

@@ -41,6 +41,7 @@ _METAVARS = {
     "max_concurrent_requests": "N",
     "max_body_bytes": "BYTES",
     "grace_seconds": "SECONDS",
+    "max_console_watchers": "N",
 }
 _DEFAULTS_IN_WORDS = {
     "tls_cert": "none, plain HTTP",
@@ -107,6 +108,12 @@ class GatewayConfig(BaseSettings):
         ge=1024,
         le=1024 * 1024 * 1024,
         description="Bytes of one request's body; the scheduler has a limit of its own.",
+    )
+    console: bool = Field(
+        True, description="Serve the web console at /console, for whoever reaches --listen."
+    )
+    max_console_watchers: int = Field(
+        8, ge=1, le=256, description="Consoles that may watch at once; more are refused with 503."
     )
     grace_seconds: float = Field(
         30.0,

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from pydantic_core import to_json
-from starlette.datastructures import Headers
+from starlette.datastructures import Headers, QueryParams
 from starlette.types import Receive, Scope, Send
 
 from octavo_gateway.errors import ApiError
@@ -20,6 +20,9 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 _KEY = re.compile(r"[\x21-\x7e]+")
 _JSON = "application/json"
 _SSE = "text/event-stream; charset=utf-8"
+_LINES = "application/x-ndjson"
+# A proxy that gathers what it passes on would spoil a stream.
+_STREAM_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 CLIENT_GONE = 499  # nobody gets it: for metrics and logs
 
 
@@ -37,6 +40,7 @@ class Exchange:
     """One request and its answer.
 
     Attributes:
+        query: the parameters in the URL.
         request_id: the caller's own x-request-id, if it is fit for a header; else drawn.
         status: of the answer, once it began; 0 before.
     """
@@ -46,9 +50,10 @@ class Exchange:
         self._send = send
         self.path_params: Mapping[str, Any] = scope.get("path_params", {})
         self.headers = Headers(scope=scope)
+        self.query = QueryParams(scope.get("query_string", b""))
         self.request_id = request_id_of(self.headers)
         self.status = 0
-        self._is_stream = False
+        self._in_stream: Callable[[object], bytes] | None = None  # how a stream writes JSON
 
     @property
     def has_begun(self) -> bool:
@@ -143,26 +148,37 @@ class Exchange:
 
         It waits while the caller reads more slowly than it is written to.
         """
-        if not self.has_begun:
-            self._is_stream = True
-            # A proxy that gathers events before it passes them on would spoil them.
-            headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
-            await self._begin(200, _SSE, headers)
-        frame = b"data: %b\n\n" % to_json(payload)
-        await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+        await self._more(_as_event(payload), _SSE, _as_event)
 
     async def end_events(self) -> None:
         """Send the last event, and end."""
         frame = b"data: [DONE]\n\n"
         await self._send({"type": "http.response.body", "body": frame, "more_body": False})
 
+    async def line(self, line: bytes) -> None:
+        """Send one line of JSON, given without its end; it begins and waits as `event` does."""
+        await self._more(line + b"\n", _LINES, _as_line)
+
+    async def end(self) -> None:
+        """End a stream that has no last word."""
+        await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+
     async def fail(self, error: ApiError) -> None:
-        """Answer with an error; in a stream it is the last event."""
+        """Answer with an error; in a stream it is the last event, or line."""
         if not self.has_begun:
             await self.answer(error.body, status=error.status, headers=error.headers)
-        elif self._is_stream:
-            await self.event(error.body)
-            await self._send({"type": "http.response.body", "body": b"", "more_body": False})
+        elif self._in_stream is not None:
+            frame = self._in_stream(error.body)
+            await self._send({"type": "http.response.body", "body": frame, "more_body": True})
+            await self.end()
+
+    async def _more(
+        self, frame: bytes, media_type: str, in_stream: Callable[[object], bytes]
+    ) -> None:
+        if not self.has_begun:
+            self._in_stream = in_stream
+            await self._begin(200, media_type, _STREAM_HEADERS)
+        await self._send({"type": "http.response.body", "body": frame, "more_body": True})
 
     async def _begin(self, status: int, media_type: str, headers: Mapping[str, str]) -> None:
         self.status = status
@@ -173,3 +189,11 @@ class Exchange:
         }
         raw = [(k.encode("latin-1"), v.encode("latin-1")) for k, v in all_headers.items()]
         await self._send({"type": "http.response.start", "status": status, "headers": raw})
+
+
+def _as_event(payload: object) -> bytes:
+    return b"data: %b\n\n" % to_json(payload)
+
+
+def _as_line(payload: object) -> bytes:
+    return to_json(payload) + b"\n"

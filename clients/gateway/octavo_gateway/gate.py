@@ -18,6 +18,7 @@ class Gate:
     in whatever way they end.
 
     Attributes:
+        closing: set when draining begins.
         cut_off: set when those that are still inside have to end.
     """
 
@@ -27,6 +28,7 @@ class Gate:
         self._empty.set()
         self.num_inside = 0
         self.is_draining = False
+        self.closing = asyncio.Event()
         self.cut_off = asyncio.Event()
 
     @contextmanager
@@ -61,6 +63,7 @@ class Gate:
         Returns: the number of requests that were cut off.
         """
         self.is_draining = True
+        self.closing.set()
         if await self._is_empty_within(seconds):
             return 0
         num_cut_off = self.num_inside

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import secrets
 import signal
 import socket
 from collections.abc import Iterator
@@ -13,12 +14,16 @@ from typing import Any
 import structlog
 import uvicorn
 from octavo.settings import parse_address
+from octavo.tracing import Tracing, TracingError, open_tracing
 from octavo_client import AsyncClient, OctavoError, RetryPolicy
+from opentelemetry.trace import set_tracer_provider
+from starlette.types import ASGIApp
 
 from octavo_gateway.app import Gateway
 from octavo_gateway.certificate import Certificate
 from octavo_gateway.config import GatewayConfig
 from octavo_gateway.errors import StartupError
+from octavo_gateway.tracing import TraceContext
 
 _log = structlog.get_logger()
 
@@ -58,6 +63,7 @@ async def _serve(config: GatewayConfig) -> int:
     certificate = None
     if config.tls_cert is not None and config.tls_key is not None:
         certificate = Certificate(config.tls_cert, config.tls_key)
+    tracing = _open_tracing()
     listener = _listen(config.listen)
     stopping = asyncio.Event()
     for signum in (signal.SIGTERM, signal.SIGINT):
@@ -69,8 +75,9 @@ async def _serve(config: GatewayConfig) -> int:
             max_concurrent_requests=config.max_concurrent_requests,
             max_body_bytes=config.max_body_bytes,
             cors_origins=config.cors_origins,
+            max_console_watchers=config.max_console_watchers if config.console else 0,
         )
-        http = _uvicorn_config(config, gateway)
+        http = _uvicorn_config(config, TraceContext(gateway.app, tracing))
         http.load()
         server = _Server(http)
         serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -90,6 +97,8 @@ async def _serve(config: GatewayConfig) -> int:
         finally:
             for task in tasks:
                 task.cancel()
+            if tracing is not None:
+                await asyncio.to_thread(tracing.close)
     return 0
 
 
@@ -111,9 +120,20 @@ def _connect(config: GatewayConfig) -> AsyncClient:
         raise StartupError(f"--target {config.target}: {error}") from error
 
 
-def _uvicorn_config(config: GatewayConfig, gateway: Gateway) -> uvicorn.Config:
+def _open_tracing() -> Tracing | None:
+    """Trace as the standard variables ask for; the SDK's own spans go the same way."""
+    try:
+        tracing = open_tracing("octavo-gateway", secrets.token_hex(8))
+    except TracingError as error:
+        raise StartupError(str(error)) from None
+    if tracing is not None:
+        set_tracer_provider(tracing.provider)
+    return tracing
+
+
+def _uvicorn_config(config: GatewayConfig, app: ASGIApp) -> uvicorn.Config:
     return uvicorn.Config(
-        gateway.app,
+        app,
         http="h11",  # the one whose bound on headers can be set
         h11_max_incomplete_event_size=_MAX_HEAD_BYTES,
         ws="none",
