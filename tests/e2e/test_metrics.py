@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass
 
 import httpx
@@ -13,19 +13,22 @@ import pytest_asyncio
 from octavo.metrics import Kind, Metric
 from octavo_client import AsyncClient, Completion, OctavoError
 from octavo_client._socket import settle_address
+from opentelemetry.proto.common.v1 import common_pb2
+from opentelemetry.proto.metrics.v1 import metrics_pb2
 from prometheus_client.parser import text_string_to_metric_families
 
 from executor_svc import metrics as executor
 from scheduler_svc.observation import definitions as scheduler
 from tests.e2e.conftest import Serve
 from tests.e2e.waiting import until_free
+from tests.support.otlp_metrics import MetricsCollector, collecting
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 BLOCK_SIZE = 8
 NUM_BLOCKS = 16
 NUM_LEAVING = 40
-WAIT = 60.0
+WAIT = 200.0
 Labels = tuple[tuple[str, str], ...]
 Values = dict[tuple[str, Labels], float]
 
@@ -37,6 +40,7 @@ class Watched:
     client: AsyncClient
     scheduler: str
     executor: str
+    collector: MetricsCollector
 
     async def scrape(self, address: str) -> Values:
         """Values by series, without the label of the only executor."""
@@ -48,10 +52,6 @@ class Watched:
             for family in text_string_to_metric_families(answer.text)
             for sample in family.samples
         }
-
-    async def scrape_both(self) -> tuple[Values, Values]:
-        """Of the scheduler and of the executor."""
-        return await self.scrape(self.scheduler), await self.scrape(self.executor)
 
 
 def _grown(before: Values, after: Values, metric: Metric, suffix: str = "", **labels: str) -> float:
@@ -65,16 +65,19 @@ def _without_executor(labels: dict[str, str]) -> list[tuple[str, str]]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def watched(serve: Serve) -> AsyncIterator[Watched]:
-    """Both services, told where to serve their metrics."""
+    """Both services, told where to serve their metrics, and where to push them."""
     ports = [settle_address("127.0.0.1:0", "--metrics-listen") for _ in range(2)]
-    async with serve(
-        block_size=BLOCK_SIZE,
-        num_blocks=NUM_BLOCKS,
-        num_host_blocks=16,
-        scheduler_args=("--metrics-listen", ports[0], "--preemption", "recompute"),
-        executor_args=("--kv-check", "--metrics-listen", ports[1]),
-    ) as (client, _):
-        yield Watched(client, *ports)
+    with collecting() as collector, pytest.MonkeyPatch.context() as environment:
+        environment.setenv("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", collector.endpoint)
+        environment.setenv("OTEL_METRIC_EXPORT_INTERVAL", "250")
+        async with serve(
+            block_size=BLOCK_SIZE,
+            num_blocks=NUM_BLOCKS,
+            num_host_blocks=16,
+            scheduler_args=("--metrics-listen", ports[0], "--preemption", "recompute"),
+            executor_args=("--kv-check", "--metrics-listen", ports[1]),
+        ) as (client, _):
+            yield Watched(client, *ports, collector)
 
 
 def _series(metric: Metric) -> set[str]:
@@ -159,30 +162,70 @@ async def test_totals_agree_with_the_work(watched: Watched) -> None:
 
 
 async def test_both_services_tell_the_same_of_steps(watched: Watched) -> None:
-    """Their number, their tokens and their time; the phases add up to the step."""
-    before, device_before = await watched.scrape_both()
-    completions = await work(watched.client)
-    after, device_after = await watched.scrape_both()
+    """Their number, their tokens and their time since the start; phases add up to steps."""
+    await watched.client.generate("One more", max_tokens=8, ignore_eos=True, timeout=WAIT)
+    await until_free(watched.client)
+    told, by_device = (
+        await watched.scrape(watched.scheduler),
+        await watched.scrape(watched.executor),
+    )
 
-    def grown(metric: Metric, suffix: str = "", **labels: str) -> float:
-        return _grown(before, after, metric, suffix, **labels)
+    def of(metric: Metric, suffix: str = "", **labels: str) -> float:
+        return told[metric.name + suffix, tuple(sorted(labels.items()))]
 
-    def of_device(metric: Metric) -> float:
-        return _grown(device_before, device_after, metric)
+    steps = of(scheduler.EXECUTED_STEPS)
+    assert steps == of(scheduler.STEPS) == by_device[executor.STEPS.name, ()] >= 8
+    assert steps == of(scheduler.STEP_SECONDS, "_count")
+    phases = {phase: of(scheduler.EXECUTOR_PHASE, phase=phase) for phase in scheduler.PHASES}
+    assert sum(phases.values()) == pytest.approx(of(scheduler.STEP_SECONDS, "_sum"))
+    # No plan need ever have waited for the device.
+    assert [phase for phase, seconds in phases.items() if not seconds] in ([], ["queue"])
+    sampled = by_device[executor.SAMPLED_TOKENS.name, ()]
+    assert sampled == of(scheduler.GENERATED_TOKENS) + of(scheduler.DISCARDED_TOKENS)
+    assert of(scheduler.STEP_TOKENS, "_sum") >= sampled
+    assert by_device[executor.BUSY.name, ()] == pytest.approx(of(scheduler.EXECUTOR_BUSY))
+    assert by_device[executor.POOL_BLOCKS.name, (("pool", "device"),)] == NUM_BLOCKS
+    assert by_device[executor.OWNED.name, ()] == 1
 
-    steps = grown(scheduler.EXECUTED_STEPS)
-    assert steps == grown(scheduler.STEPS) == of_device(executor.STEPS) > 30
-    assert steps == grown(scheduler.STEP_SECONDS, "_count")
-    phases = [grown(scheduler.EXECUTOR_PHASE, phase=phase) for phase in scheduler.PHASES]
-    assert sum(phases) == pytest.approx(grown(scheduler.STEP_SECONDS, "_sum"))
-    assert min(phases) >= 0
-    num_tokens = sum(c.usage.num_completion_tokens for c in completions)
-    sampled = of_device(executor.SAMPLED_TOKENS)
-    assert sampled == num_tokens + grown(scheduler.DISCARDED_TOKENS)
-    assert grown(scheduler.STEP_TOKENS, "_sum") >= sampled
-    assert of_device(executor.BUSY) == pytest.approx(grown(scheduler.EXECUTOR_BUSY))
-    assert device_after[executor.POOL_BLOCKS.name, (("pool", "device"),)] == NUM_BLOCKS
-    assert device_after[executor.OWNED.name, ()] == 1
+
+async def test_a_collector_gets_the_same_values(watched: Watched) -> None:
+    """Once all is at rest: every series of the scrape, and no other."""
+    for address, service, metrics in (
+        (watched.scheduler, "octavo-scheduler", scheduler.METRICS),
+        (watched.executor, "octavo-executor", executor.METRICS),
+    ):
+        scraped = {
+            key: value
+            for key, value in (await watched.scrape(address)).items()
+            if key[0].startswith("octavo_") and not key[0].endswith("_bucket")
+        }
+        pushed: Values = {}
+        async with asyncio.timeout(WAIT):
+            while pushed != scraped:
+                await asyncio.sleep(0.1)
+                latest = watched.collector.latest(service)
+                pushed = {key: value for m in metrics for key, value in _points(m, latest)}
+        assert len(pushed) > 20
+
+
+def _points(
+    metric: Metric, pushed: dict[str, metrics_pb2.Metric]
+) -> Iterator[tuple[tuple[str, Labels], float]]:
+    """What was pushed of a metric, as a scrape has it."""
+    found = pushed.get(metric.base_name, metrics_pb2.Metric())
+    for point in (*found.sum.data_points, *found.gauge.data_points):
+        value = point.as_int if point.HasField("as_int") else point.as_double
+        yield (metric.name, _labels(point.attributes)), value
+    for point in found.histogram.data_points:
+        assert tuple(point.explicit_bounds) == metric.buckets
+        assert sum(point.bucket_counts) == point.count
+        yield (f"{metric.name}_sum", _labels(point.attributes)), point.sum
+        yield (f"{metric.name}_count", _labels(point.attributes)), point.count
+
+
+def _labels(attributes: Iterable[common_pb2.KeyValue]) -> Labels:
+    labels = {each.key: each.value.string_value for each in attributes}
+    return tuple(sorted(_without_executor(labels)))
 
 
 async def test_gauges_are_right_after_mass_cancels(watched: Watched) -> None:

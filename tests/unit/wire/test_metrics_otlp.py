@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 
 import grpc
 import pytest
@@ -17,11 +16,9 @@ from octavo import metrics_otlp
 from octavo.metrics import Histogram, Kind, Metric, MetricsError, Reading
 from octavo.metrics_otlp import OtlpPusher, endpoint, interval_seconds
 from octavo.metrics_outlets import MetricsOutlets
-from opentelemetry.proto.collector.metrics.v1 import (
-    metrics_service_pb2,
-    metrics_service_pb2_grpc,
-)
 from opentelemetry.proto.metrics.v1 import metrics_pb2
+
+from tests.support.otlp_metrics import MetricsCollector, collecting
 
 WAIT = 20.0
 URL = "OTEL_EXPORTER_OTLP_ENDPOINT"
@@ -32,36 +29,6 @@ BYTES = Metric("octavo_test_sent_bytes_total", Kind.COUNTER, "bytes", "Bytes.")
 SECONDS = Metric(
     "octavo_test_wait_seconds", Kind.HISTOGRAM, "seconds", "Wait.", ("of",), (0.5, 2.0)
 )
-
-
-class _Collector(metrics_service_pb2_grpc.MetricsServiceServicer):
-    """Keeps what comes; answers as it is told."""
-
-    def __init__(self) -> None:
-        self.requests: list[metrics_service_pb2.ExportMetricsServiceRequest] = []
-        self.headers: dict[str, str] = {}
-        self.status: grpc.StatusCode | None = None
-
-    def Export(self, request, context):
-        """Take one push."""
-        if self.status is not None:
-            context.abort(self.status, "no")
-        self.headers = dict(context.invocation_metadata())
-        self.requests.append(request)
-        return metrics_service_pb2.ExportMetricsServiceResponse()
-
-    @property
-    def last(self) -> dict[str, metrics_pb2.Metric]:
-        """Metrics of the latest push, by name."""
-        (of_resource,) = self.requests[-1].resource_metrics
-        (of_scope,) = of_resource.scope_metrics
-        return {metric.name: metric for metric in of_scope.metrics}
-
-    @property
-    def resource(self) -> dict[str, str]:
-        """Attributes of the latest push's resource."""
-        attributes = self.requests[-1].resource_metrics[0].resource.attributes
-        return {each.key: each.value.string_value for each in attributes}
 
 
 class _Source:
@@ -92,31 +59,26 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[_Collector]:
+def collector(monkeypatch: pytest.MonkeyPatch) -> Iterator[MetricsCollector]:
     """A real OTLP server, to which the environment points."""
-    servicer = _Collector()
-    with ThreadPoolExecutor(2) as pool:
-        server = grpc.server(pool)
-        metrics_service_pb2_grpc.add_MetricsServiceServicer_to_server(servicer, server)
-        port = server.add_insecure_port("127.0.0.1:0")
-        server.start()
-        monkeypatch.setenv(URL, f"http://127.0.0.1:{port}")
-        yield servicer
-        server.stop(None).wait()
+    with collecting() as made:
+        monkeypatch.setenv(URL, made.endpoint)
+        yield made
 
 
 def _open(source: _Source) -> MetricsOutlets:
     return MetricsOutlets.open(source, listen=None, service="octavo-test", instance="me-1")
 
 
-async def test_the_last_push_has_exactly_the_values(collector: _Collector) -> None:
+async def test_the_last_push_has_exactly_the_values(collector: MetricsCollector) -> None:
     """Counters are cumulative sums, gauges are gauges, histograms have their bounds."""
     before = time.time_ns()
     outlets = _open(_Source())
     await outlets.close()
     after = time.time_ns()
     assert len(collector.requests) == 1, "the interval is a minute, the end is now"
-    things = collector.last["octavo_test_things"]
+    last = collector.latest("octavo-test")
+    things = last["octavo_test_things"]
     assert things.sum.is_monotonic
     assert things.sum.aggregation_temporality == metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
     found = {p.attributes[0].value.string_value: p.as_int for p in things.sum.data_points}
@@ -124,18 +86,18 @@ async def test_the_last_push_has_exactly_the_values(collector: _Collector) -> No
     assert {p.attributes[0].key for p in things.sum.data_points} == {"kind"}
     for point in things.sum.data_points:
         assert before <= point.start_time_unix_nano <= point.time_unix_nano <= after
-    (level,) = collector.last["octavo_test_level"].gauge.data_points
+    (level,) = last["octavo_test_level"].gauge.data_points
     assert level.as_double == 0.25
-    (sent,) = collector.last["octavo_test_sent_bytes"].sum.data_points
+    (sent,) = last["octavo_test_sent_bytes"].sum.data_points
     assert sent.as_int == 2**60
-    waits = collector.last["octavo_test_wait_seconds"].histogram
+    waits = last["octavo_test_wait_seconds"].histogram
     assert waits.aggregation_temporality == metrics_pb2.AGGREGATION_TEMPORALITY_CUMULATIVE
     (wait,) = waits.data_points
     assert (wait.count, wait.sum) == (4, 11.0)
     assert list(wait.bucket_counts) == [2, 1, 1]
     assert list(wait.explicit_bounds) == [0.5, 2.0]
     assert not wait.HasField("min") and not wait.HasField("max"), "they are not known"
-    units = {name: metric.unit for name, metric in collector.last.items()}
+    units = {name: metric.unit for name, metric in last.items()}
     assert units == {
         "octavo_test_things": "{things}",
         "octavo_test_level": "1",
@@ -145,7 +107,7 @@ async def test_the_last_push_has_exactly_the_values(collector: _Collector) -> No
 
 
 async def test_pushes_come_at_the_interval(
-    collector: _Collector, monkeypatch: pytest.MonkeyPatch
+    collector: MetricsCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In milliseconds, as the variable says; each has the state of its moment."""
     monkeypatch.setenv("OTEL_METRIC_EXPORT_INTERVAL", "20")
@@ -166,7 +128,7 @@ async def test_pushes_come_at_the_interval(
 
 
 async def test_the_resource_names_the_process(
-    collector: _Collector, monkeypatch: pytest.MonkeyPatch
+    collector: MetricsCollector, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By itself, unless the environment says otherwise; headers go along."""
     await _open(_Source()).close()
@@ -183,7 +145,7 @@ async def test_the_resource_names_the_process(
 
 
 async def test_failed_pushes_are_told_once_and_lose_nothing(
-    collector: _Collector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    collector: MetricsCollector, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """The next one that is taken has all of it."""
     caplog.set_level("INFO", metrics_otlp.__name__)
