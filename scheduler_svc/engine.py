@@ -93,10 +93,10 @@ class Engine:
         self.is_draining = self._fleet.is_draining = True
         with contextlib.suppress(TimeoutError):
             await asyncio.wait_for(self._idle.wait(), grace_seconds)
-        left = list(self._streams.values())
-        for stream in left:
-            stream.fail(Unavailable("the scheduler shut down before the request was done"))
-            self._forget(stream.request.request_id)
+        left = list(self._streams)
+        for request_id in left:
+            error = Unavailable("the scheduler shut down before the request was done")
+            self.give_up(request_id, error)
         return len(left)
 
     async def stop(self) -> None:
@@ -180,7 +180,7 @@ class Engine:
         self._owners[request_id] = session
 
     def give_up(self, request_id: str, error: OctavoError) -> None:
-        """A request has waited too long for an executor."""
+        """End a request that no executor will go on with."""
         stream = self._streams.get(request_id)
         if stream is not None:
             request = stream.request
@@ -189,7 +189,7 @@ class Engine:
                 "",
                 FinishReason.CANCELLED,
                 took=time.monotonic() - request.arrival,
-                num_tokens=0,
+                num_tokens=self.num_generated_tokens(request_id),
                 error=str(error),
             )
             stream.fail(error)

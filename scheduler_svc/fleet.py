@@ -275,9 +275,9 @@ class Fleet:
         for request_id, group in list(core.state.groups.items()):
             is_kept = group.num_deaths > 0 and group.request.resumed
             if waited > (self._config.orphan_timeout_seconds if is_kept else handover):
+                self._owner.give_up(request_id, error)
                 core.cancel(request_id)
                 core.take_outcome()
-                self._owner.give_up(request_id, error)
 
     def _handover_seconds(self, now: float) -> float:
         """How long requests wait: not long, where a client that resumes will be served."""
