@@ -103,6 +103,14 @@ reference: setup ## Write docs/reference.md and docs/metrics.md from their sourc
 observability-check: setup ## Check rules, dashboard, metrics with Prometheus (says if it is missing)
 	@$(PY) scripts/observability_check.py $(ARGS)
 
+.PHONY: chart
+chart: setup ## Write the Helm chart's schema, page, dashboard and rules from their sources
+	@$(PY) scripts/generate_chart.py
+
+.PHONY: chart-check
+chart-check: setup ## Check the chart and the Dockerfiles (needs helm, hadolint; says what is missing)
+	@bash scripts/chart_check.sh $(ARGS)
+
 .PHONY: node-client
 node-client: setup ## Install what the Node client needs
 	@bash scripts/setup_node.sh
