@@ -48,7 +48,7 @@ chaos: setup ## Break a running stack 200 times; every token must come all the s
 
 .PHONY: console-check
 console-check: setup ## Use the web console in a real browser (needs Chromium)
-	@$(PY) scripts/console_check.py $(ARGS)
+	@$(PY) tests/console/run.py $(ARGS)
 
 .PHONY: bench
 bench: setup ## Measure the scheduler core and the use of KV memory, in short

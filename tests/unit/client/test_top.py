@@ -50,7 +50,7 @@ def fill(fake: Any, *, num_sequences: int = 2) -> None:
     executor.steps.add(step_id=1234, forward_ns=9_800_000, plan_ns=100_000)
 
 
-def drawn(state: TopState, *, width: int = 110, height: int | None = None) -> str:
+def drawn(state: TopState, *, width: int = 130, height: int | None = None) -> str:
     console = Console(width=width, color_system=None)
     with console.capture() as captured:
         console.print(render(state, width, height))

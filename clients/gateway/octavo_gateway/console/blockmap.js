@@ -1,32 +1,49 @@
 // The block map: pixels written one by one, so that 100,000 blocks cost as much as 100.
 
-import { CACHED, FENCED, FREE, KIND_NAMES, chainOf } from "./decode.js";
-import { HUES, PATTERNS, mix, packed, readableOn, tile } from "./colours.js";
-import { blockAt, fit, grid, moved, placeOf, rowsShown, zoomed } from "./layout.js";
-import { tipOf } from "./tip.js";
+import { packed } from './colours.js';
+import { KIND_NAMES, chainOf } from './decode.js';
+import { blockAt, fit, grid, moved, placeOf, rowsShown, zoomed } from './layout.js';
+import { Looks } from './looks.js';
+import { tipOf } from './tip.js';
 
 const PAD = 6; // CSS pixels around the cells
+const TIP_GAP = 8;
 const FLASH_MS = 1200;
 const MIN_NUMBER_CELL = 15; // CSS pixels: below it a count cannot be read
 const MAX_OUTLINES = 4000;
-// Looks of cells that belong to no sequence; then come hue and pattern of those that do.
-const LOOK_FREE = 0, LOOK_CACHED = 1, LOOK_FENCED = 2, LOOK_HELD = 3, LOOK_HELD_SHARED = 4, LOOK_OWNED = 5;
-const DIM = 256;
 
-const reducedMotion = matchMedia("(prefers-reduced-motion: reduce)");
+const reducedMotion = matchMedia('(prefers-reduced-motion: reduce)');
 
 export class BlockMap {
-  #canvas; #context; #scroller; #spacer; #tip; #live; #onSelect; #styleOf;
-  #colours = null; #executor = null; #layout = null; #zoom = 0; // zoom 0: fit
-  #tiles = new Map(); #looks = new Uint16Array(0); #selected = null;
-  #image = null; #pixels = null; #isStale = true; #isQueued = false;
-  #flashes = new Map(); #cursor = 0; #hovered = -1; #chain = [];
+  #canvas;
+  #context;
+  #scroller;
+  #spacer;
+  #tip;
+  #live;
+  #onSelect;
+  #styleOf;
+  #colours = null;
+  #executor = null;
+  #layout = null;
+  #zoom = 0; // zoom 0: fit
+  #looks = new Looks();
+  #codes = new Uint16Array(0);
+  #selected = null;
+  #image = null;
+  #pixels = null;
+  #isStale = true;
+  #isQueued = false;
+  #flashes = new Map();
+  #cursor = 0;
+  #hovered = -1;
+  #chain = [];
 
   // parts: the elements {canvas, scroller, spacer, tip, live}.
   // styleOf(sequence): {hue, pattern}. onSelect(key or null): somebody is followed.
   constructor(parts, { styleOf, onSelect }) {
     this.#canvas = parts.canvas;
-    this.#context = parts.canvas.getContext("2d", { alpha: false });
+    this.#context = parts.canvas.getContext('2d', { alpha: false });
     this.#scroller = parts.scroller;
     this.#spacer = parts.spacer;
     this.#tip = parts.tip;
@@ -34,25 +51,29 @@ export class BlockMap {
     this.#styleOf = styleOf;
     this.#onSelect = onSelect;
     new ResizeObserver(() => this.#resize()).observe(parts.scroller);
-    parts.scroller.addEventListener("scroll", () => this.#redraw(true));
-    this.#canvas.addEventListener("pointermove", (event) => this.#hover(this.#blockOf(event), false));
-    this.#canvas.addEventListener("pointerleave", () => this.#hover(-1, false));
-    this.#canvas.addEventListener("click", (event) => this.#follow(this.#blockOf(event)));
-    this.#canvas.addEventListener("keydown", (event) => this.#key(event));
-    this.#canvas.addEventListener("blur", () => this.#hover(-1, false));
-    this.#canvas.addEventListener("focus", () => this.#redraw(false));
-    parts.scroller.addEventListener("wheel", (event) => this.#wheel(event), { passive: false });
+    parts.scroller.addEventListener('scroll', () => this.#redraw(true));
+    this.#canvas.addEventListener('pointermove', (event) =>
+      this.#hover(this.#blockOf(event), false),
+    );
+    this.#canvas.addEventListener('pointerleave', () => this.#hover(-1, false));
+    this.#canvas.addEventListener('click', (event) => this.#follow(this.#blockOf(event)));
+    this.#canvas.addEventListener('keydown', (event) => this.#key(event));
+    this.#canvas.addEventListener('blur', () => this.#hover(-1, false));
+    this.#canvas.addEventListener('focus', () => this.#redraw(false));
+    parts.scroller.addEventListener('wheel', (event) => this.#wheel(event), { passive: false });
   }
 
   setColours(colours) {
     this.#colours = colours;
-    this.#tiles.clear();
+    this.#looks.setColours(colours);
     this.#redraw(true);
   }
 
   // Show an executor's blocks; `moves` says which were made or moved since the last time.
   show(executor, moves) {
-    const isOther = executor.address !== this.#executor?.address || executor.kinds.length !== this.#executor.kinds.length;
+    const isOther =
+      executor.address !== this.#executor?.address ||
+      executor.kinds.length !== this.#executor.kinds.length;
     this.#executor = executor;
     if (isOther) {
       this.#flashes.clear();
@@ -112,9 +133,10 @@ export class BlockMap {
     }
     const width = Math.max(1, this.#image.width - 2 * this.#pad);
     const height = Math.max(1, this.#image.height - 2 * this.#pad);
-    const before = this.#layout?.cell;
-    this.#layout = this.#zoom ? grid(numBlocks, width, Math.min(this.#zoom, width)) : fit(numBlocks, width, height, Math.round(34 * this.#ratio));
-    if (this.#layout.cell !== before) this.#tiles.clear();
+    this.#layout = this.#zoom
+      ? grid(numBlocks, width, Math.min(this.#zoom, width))
+      : fit(numBlocks, width, height, Math.round(34 * this.#ratio));
+    this.#looks.setCell(this.#layout.cell);
     this.#cursor = Math.min(this.#cursor, numBlocks - 1);
     Object.assign(this.#canvas.dataset, { columns: this.#layout.columns, cell: this.#layout.cell });
     this.#spacer.style.height = `${(this.#layout.height + 2 * this.#pad) / this.#ratio}px`;
@@ -123,62 +145,9 @@ export class BlockMap {
 
   // Work out how each block looks: once per frame, so that drawing is only copying.
   #lookAgain() {
-    const executor = this.#executor;
-    if (executor === null) return;
-    const { kinds, refCounts, owners, sequences } = executor;
-    const styles = sequences.map((sequence) => {
-      const { hue, pattern } = this.#styleOf(sequence);
-      return LOOK_OWNED + (hue * PATTERNS.length + pattern) * 2;
-    });
-    if (this.#looks.length !== kinds.length) this.#looks = new Uint16Array(kinds.length);
-    const looks = this.#looks;
-    for (let block = 0; block < kinds.length; block++) {
-      const isShared = refCounts[block] > 1 ? 1 : 0;
-      const kind = kinds[block];
-      if (kind === FREE) looks[block] = LOOK_FREE;
-      else if (kind === CACHED) looks[block] = LOOK_CACHED;
-      else if (kind === FENCED) looks[block] = LOOK_FENCED;
-      else if (owners[block] < 0) looks[block] = LOOK_HELD + isShared;
-      else looks[block] = styles[owners[block]] + isShared;
-    }
-    const followed = sequences.find((sequence) => sequence.key === this.#selected);
-    if (followed) {
-      const lit = new Uint8Array(kinds.length);
-      for (const block of followed.table) lit[block] = 1;
-      for (let block = 0; block < kinds.length; block++) if (!lit[block]) looks[block] += DIM;
-    }
+    if (this.#executor === null) return;
+    this.#codes = this.#looks.codesOf(this.#executor, this.#styleOf, this.#selected);
     this.#redraw(true);
-  }
-
-  #lookOf(code) {
-    const { free, cached, fenced, held, ink } = this.#colours;
-    switch (code) {
-      case LOOK_FREE: return { fill: free };
-      case LOOK_CACHED: return { fill: cached };
-      case LOOK_FENCED: return { fill: fenced, cross: ink };
-      case LOOK_HELD: return { fill: held };
-      case LOOK_HELD_SHARED: return { fill: held, ring: ink };
-      default: {
-        const owned = code - LOOK_OWNED, style = owned >> 1;
-        const look = { fill: HUES[Math.floor(style / PATTERNS.length)], pattern: style % PATTERNS.length };
-        return owned & 1 ? { ...look, ring: ink } : look;
-      }
-    }
-  }
-
-  #tileOf(code) {
-    let made = this.#tiles.get(code);
-    if (made === undefined) {
-      const { board } = this.#colours;
-      let look = this.#lookOf(code % DIM);
-      if (code >= DIM) {
-        const faded = Object.entries(look).map(([name, value]) => [name, Array.isArray(value) ? mix(value, board, 0.78) : value]);
-        look = Object.fromEntries(faded);
-      }
-      made = tile(this.#layout.cell, board, look);
-      this.#tiles.set(code, made);
-    }
-    return made;
   }
 
   #redraw(isStale) {
@@ -209,21 +178,28 @@ export class BlockMap {
   }
 
   #fill() {
-    const pixels = this.#pixels, { width, height } = this.#image;
+    const pixels = this.#pixels,
+      { width, height } = this.#image;
     pixels.fill(packed(this.#colours.board));
     const layout = this.#layout;
     if (layout === null) return;
-    const { cell, columns, numBlocks } = layout, top = this.#top, pad = this.#pad, looks = this.#looks;
+    const { cell, columns, numBlocks } = layout,
+      top = this.#top,
+      pad = this.#pad,
+      codes = this.#codes;
     const [first, end] = rowsShown(layout, top, height);
     for (let row = first; row < end; row++) {
       const y = row * cell - top;
-      const from = Math.max(0, -y), to = Math.min(cell, height - y);
+      const from = Math.max(0, -y),
+        to = Math.min(cell, height - y);
       const lastBlock = Math.min(numBlocks, (row + 1) * columns);
       for (let block = row * columns, x = pad; block < lastBlock; block++, x += cell) {
-        const source = this.#tileOf(looks[block]);
+        const source = this.#looks.tileOf(codes[block]);
         for (let line = from; line < to; line++) {
-          let target = (y + line) * width + x, pixel = line * cell;
-          for (const stop = pixel + cell; pixel < stop; pixel++, target++) pixels[target] = source[pixel];
+          let target = (y + line) * width + x,
+            pixel = line * cell;
+          for (const stop = pixel + cell; pixel < stop; pixel++, target++)
+            pixels[target] = source[pixel];
         }
       }
     }
@@ -232,26 +208,35 @@ export class BlockMap {
   #drawCounts() {
     const { cell, columns, numBlocks } = this.#layout;
     if (cell < MIN_NUMBER_CELL * this.#ratio) return;
-    const context = this.#context, { refCounts } = this.#executor, top = this.#top;
+    const context = this.#context,
+      { refCounts } = this.#executor,
+      top = this.#top;
     context.font = `700 ${Math.round(cell * 0.52)}px system-ui, sans-serif`;
-    context.textAlign = "center";
-    context.textBaseline = "middle";
+    context.textAlign = 'center';
+    context.textBaseline = 'middle';
     const [first, end] = rowsShown(this.#layout, top, this.#image.height);
     for (let block = first * columns; block < Math.min(numBlocks, end * columns); block++) {
       if (refCounts[block] < 2) continue;
-      const look = this.#looks[block];
-      const { fill } = this.#lookOf(look % DIM);
-      const colour = readableOn(look >= DIM ? mix(fill, this.#colours.board, 0.78) : fill);
       const { x, y } = placeOf(this.#layout, block);
-      context.fillStyle = `rgb(${colour.join(" ")} / ${look >= DIM ? 0.5 : 1})`;
-      context.fillText(refCounts[block] === 255 ? "…" : String(refCounts[block]), x + this.#pad + (cell - 1) / 2, y - top + cell / 2);
+      context.fillStyle = this.#looks.numberOn(this.#codes[block]);
+      context.fillText(
+        refCounts[block] === 255 ? '…' : String(refCounts[block]),
+        x + this.#pad + (cell - 1) / 2,
+        y - top + cell / 2,
+      );
     }
   }
 
   #drawChain() {
-    const focused = this.#hovered >= 0 ? this.#hovered : document.activeElement === this.#canvas ? this.#cursor : -1;
-    const context = this.#context, ratio = this.#ratio;
-    const ink = `rgb(${this.#colours.ink.join(" ")})`;
+    const focused =
+      this.#hovered >= 0
+        ? this.#hovered
+        : document.activeElement === this.#canvas
+          ? this.#cursor
+          : -1;
+    const context = this.#context,
+      ratio = this.#ratio;
+    const ink = `rgb(${this.#colours.ink.join(' ')})`;
     if (focused >= 0 && this.#layout.cell >= 3 * ratio) {
       context.strokeStyle = ink;
       context.lineWidth = Math.max(1, Math.round(1.25 * ratio));
@@ -268,14 +253,18 @@ export class BlockMap {
   }
 
   #outline(block, inset) {
-    const { cell } = this.#layout, { x, y } = placeOf(this.#layout, block);
+    const { cell } = this.#layout,
+      { x, y } = placeOf(this.#layout, block);
     const size = Math.max(1, cell - 1 - 2 * inset);
     this.#context.strokeRect(x + this.#pad + inset, y - this.#top + inset, size, size);
   }
 
   // Mark what was copied or swapped; returns whether there is more to come.
   #drawFlashes() {
-    const now = performance.now(), context = this.#context, { cell } = this.#layout, ratio = this.#ratio;
+    const now = performance.now(),
+      context = this.#context,
+      { cell } = this.#layout,
+      ratio = this.#ratio;
     for (const [block, { kind, at }] of this.#flashes) {
       const age = (now - at) / FLASH_MS;
       if (age >= 1 || block >= this.#layout.numBlocks) {
@@ -283,11 +272,12 @@ export class BlockMap {
         continue;
       }
       const strength = reducedMotion.matches ? 0.85 : 1 - age * age;
-      const colour = this.#colours[kind].join(" ");
+      const colour = this.#colours[kind].join(' ');
       const { x, y } = placeOf(this.#layout, block);
       const grow = reducedMotion.matches ? 2 * ratio : (1 + 5 * age) * ratio;
-      const left = x + this.#pad, above = y - this.#top;
-      if (kind !== "out") {
+      const left = x + this.#pad,
+        above = y - this.#top;
+      if (kind !== 'out') {
         context.fillStyle = `rgb(${colour} / ${strength * 0.8})`;
         context.fillRect(left, above, Math.max(cell - 1, 2), Math.max(cell - 1, 2));
       }
@@ -300,7 +290,8 @@ export class BlockMap {
 
   #blockOf(event) {
     if (this.#layout === null) return -1;
-    const box = this.#canvas.getBoundingClientRect(), ratio = this.#ratio;
+    const box = this.#canvas.getBoundingClientRect(),
+      ratio = this.#ratio;
     const x = (event.clientX - box.left) * ratio - this.#pad;
     return blockAt(this.#layout, x, (event.clientY - box.top) * ratio + this.#top);
   }
@@ -313,7 +304,15 @@ export class BlockMap {
     this.#tip.hidden = block < 0;
     this.#chain = block < 0 ? [] : chainOf(this.#executor, block);
     if (block >= 0) {
-      this.#tip.replaceChildren(tipOf(this.#executor, block, this.#chain, (sequence) => this.#styleOf(sequence), this.#colours));
+      this.#tip.replaceChildren(
+        tipOf(
+          this.#executor,
+          block,
+          this.#chain,
+          (sequence) => this.#styleOf(sequence),
+          this.#colours,
+        ),
+      );
       this.#placeTip(block);
       if (byKeys) this.#live.textContent = this.#describe(block);
     }
@@ -322,27 +321,44 @@ export class BlockMap {
 
   #describe(block) {
     const { kinds, refCounts } = this.#executor;
-    const owners = this.#chain.slice(0, 4).map(({ sequence, logical }) => `${sequence.request_id} sample ${sequence.sample_index}, logical block ${logical}`);
+    const owners = this.#chain
+      .slice(0, 4)
+      .map(
+        ({ sequence, logical }) =>
+          `${sequence.request_id} sample ${sequence.sample_index}, logical block ${logical}`,
+      );
     const more = this.#chain.length > 4 ? [`and ${this.#chain.length - 4} more`] : [];
-    return [`Block ${block}: ${KIND_NAMES[kinds[block]]}, ${refCounts[block]} references`, ...owners, ...more].join("; ");
+    return [
+      `Block ${block}: ${KIND_NAMES[kinds[block]]}, ${refCounts[block]} references`,
+      ...owners,
+      ...more,
+    ].join('; ');
   }
 
+  // Below the block, or else above it: its row stays in sight.
   #placeTip(block) {
-    const ratio = this.#ratio, frame = this.#scroller.getBoundingClientRect();
-    const { x, y } = placeOf(this.#layout, block), cell = this.#layout.cell / ratio;
-    const left = (x + this.#pad) / ratio, above = (y - this.#top) / ratio;
+    const ratio = this.#ratio;
+    const frame = this.#scroller.getBoundingClientRect();
+    const { x, y } = placeOf(this.#layout, block);
+    const cell = this.#layout.cell / ratio;
+    const above = (y - this.#top) / ratio;
     const { offsetWidth: width, offsetHeight: height } = this.#tip;
-    const beside = left + cell + 10 + width < frame.width ? left + cell + 10 : left - width - 10;
-    this.#tip.style.left = `${Math.max(4, Math.min(beside, frame.width - width - 4))}px`;
-    this.#tip.style.top = `${Math.max(4, Math.min(above - 8, frame.height - height - 4))}px`;
+    const left = Math.max(4, Math.min((x + this.#pad) / ratio, frame.width - width - 4));
+    const below = above + cell + TIP_GAP;
+    const top = below + height < frame.height ? below : above - height - TIP_GAP;
+    this.#tip.style.left = `${left}px`;
+    this.#tip.style.top = `${Math.max(4, Math.min(top, frame.height - height - 4))}px`;
   }
 
   #reveal(block) {
     if (this.#layout === null) return;
-    const ratio = this.#ratio, y = (placeOf(this.#layout, block).y + this.#pad) / ratio, cell = this.#layout.cell / ratio;
+    const ratio = this.#ratio,
+      y = (placeOf(this.#layout, block).y + this.#pad) / ratio,
+      cell = this.#layout.cell / ratio;
     const { scrollTop, clientHeight } = this.#scroller;
     if (y < scrollTop) this.#scroller.scrollTop = y - PAD;
-    else if (y + cell > scrollTop + clientHeight) this.#scroller.scrollTop = y + cell - clientHeight + PAD;
+    else if (y + cell > scrollTop + clientHeight)
+      this.#scroller.scrollTop = y + cell - clientHeight + PAD;
   }
 
   #follow(block) {
@@ -355,13 +371,17 @@ export class BlockMap {
 
   #key(event) {
     if (this.#layout === null || event.ctrlKey || event.metaKey || event.altKey) return;
-    if (event.key === "+" || event.key === "=") this.zoom(1);
-    else if (event.key === "-") this.zoom(-1);
-    else if (event.key === "0") this.zoom(0);
-    else if (event.key === "Enter" || event.key === " ") this.#follow(this.#cursor);
-    else if (event.key === "Escape") this.#onSelect(null);
+    if (event.key === '+' || event.key === '=') this.zoom(1);
+    else if (event.key === '-') this.zoom(-1);
+    else if (event.key === '0') this.zoom(0);
+    else if (event.key === 'Enter' || event.key === ' ') this.#follow(this.#cursor);
+    else if (event.key === 'Escape') this.#onSelect(null);
     else {
-      const target = moved(this.#layout, this.#hovered >= 0 ? this.#hovered : this.#cursor, event.key);
+      const target = moved(
+        this.#layout,
+        this.#hovered >= 0 ? this.#hovered : this.#cursor,
+        event.key,
+      );
       if (!/^(Arrow|Page|Home|End)/.test(event.key)) return;
       this.#cursor = target;
       this.#reveal(target);

@@ -11,7 +11,16 @@ export const HUES = [
   [0x66, 0xcc, 0xee],
   [0xaa, 0x33, 0x77],
 ];
-export const PATTERNS = ["plain", "rising stripes", "dots", "level stripes", "falling stripes", "upright stripes", "squares", "grid"];
+export const PATTERNS = [
+  'plain',
+  'rising stripes',
+  'dots',
+  'level stripes',
+  'falling stripes',
+  'upright stripes',
+  'squares',
+  'grid',
+];
 const MIN_PATTERN_CELL = 7;
 const MIN_RING_CELL = 5;
 
@@ -79,14 +88,22 @@ export function hasInk(pattern, x, y, size) {
   const period = Math.max(4, Math.round(size / 4));
   const line = Math.max(1, Math.round(period / 3));
   switch (pattern) {
-    case 1: return (x + y) % period < line;
-    case 2: return x % period < line + 1 && y % period < line + 1 && x % period > 0 && y % period > 0;
-    case 3: return y % period < line;
-    case 4: return (x - y + size * period) % period < line;
-    case 5: return x % period < line;
-    case 6: return (Math.floor((2 * x) / period) + Math.floor((2 * y) / period)) % 2 === 0;
-    case 7: return x % period < line || y % period < line;
-    default: return false;
+    case 1:
+      return (x + y) % period < line;
+    case 2:
+      return x % period < line + 1 && y % period < line + 1 && x % period > 0 && y % period > 0;
+    case 3:
+      return y % period < line;
+    case 4:
+      return (x - y + size * period) % period < line;
+    case 5:
+      return x % period < line;
+    case 6:
+      return (Math.floor((2 * x) / period) + Math.floor((2 * y) / period)) % 2 === 0;
+    case 7:
+      return x % period < line || y % period < line;
+    default:
+      return false;
   }
 }
 
@@ -107,7 +124,8 @@ export function tile(cell, board, look) {
     for (let x = 0; x < inside; x++) {
       let pixel = base;
       if (hasPattern && hasInk(look.pattern, x, y, inside)) pixel = ink;
-      if (look.cross !== undefined && cell >= MIN_RING_CELL && isOnCross(x, y, inside)) pixel = cross;
+      if (look.cross !== undefined && cell >= MIN_RING_CELL && isOnCross(x, y, inside))
+        pixel = cross;
       if (ring > 0 && Math.min(x, y, inside - 1 - x, inside - 1 - y) < ring) pixel = rim;
       pixels[y * cell + x] = pixel;
     }

@@ -1,6 +1,6 @@
 // The latest steps of every executor, and how high their chart is. No DOM in here.
 
-import { niceCeiling } from "./rates.js";
+import { niceCeiling } from './rates.js';
 
 const MAX_STEPS = 256;
 const OUTLIER = 1.6; // times the 95th percentile: longer bars are cut off, and marked
@@ -11,9 +11,13 @@ export class StepHistory {
 
   add(executors) {
     for (const { address, steps } of executors) {
-      const kept = this.#steps.get(address) ?? [], last = kept.at(-1);
+      const kept = this.#steps.get(address) ?? [],
+        last = kept.at(-1);
       // Another scheduler counts anew, but its steps are later.
-      const fresh = steps.filter((step) => !last || step.step_id > last.step_id || step.planned_unix_ns > last.planned_unix_ns);
+      const fresh = steps.filter(
+        (step) =>
+          !last || step.step_id > last.step_id || step.planned_unix_ns > last.planned_unix_ns,
+      );
       this.#steps.set(address, [...kept, ...fresh].slice(-MAX_STEPS));
     }
   }

@@ -53,13 +53,13 @@ export function moved(layout, block, key, rowsOfPage = 8) {
     PageUp: -layout.columns * rowsOfPage,
     PageDown: layout.columns * rowsOfPage,
   };
-  if (key === "Home") return 0;
-  if (key === "End") return last;
+  if (key === 'Home') return 0;
+  if (key === 'End') return last;
   const target = block + (steps[key] ?? 0);
   if (target >= 0 && target <= last) return target;
   // Up and down stay in their column at the edge; a page goes as far as there is.
-  if (key === "PageUp") return block % layout.columns;
-  if (key === "PageDown") return lastInColumn(layout, block % layout.columns);
+  if (key === 'PageUp') return block % layout.columns;
+  if (key === 'PageDown') return lastInColumn(layout, block % layout.columns);
   return block;
 }
 
@@ -70,6 +70,9 @@ function lastInColumn(layout, column) {
 
 // The cell after a step of zooming: about a quarter larger or smaller, by a pixel at least.
 export function zoomed(cell, direction, maxCell = 96) {
-  const next = direction > 0 ? Math.max(cell + 1, Math.round(cell * 1.25)) : Math.min(cell - 1, Math.round(cell / 1.25));
+  const next =
+    direction > 0
+      ? Math.max(cell + 1, Math.round(cell * 1.25))
+      : Math.min(cell - 1, Math.round(cell / 1.25));
   return Math.min(maxCell, Math.max(1, next));
 }

@@ -1,8 +1,14 @@
 // What the counters of a few seconds say. No DOM in here.
 
 const GROWING = [
-  "num_generated_tokens", "num_prompt_tokens", "num_recompute_preemptions", "num_swap_preemptions",
-  "num_copied_blocks", "num_prefix_hit_tokens", "num_prefix_query_tokens", "num_finished",
+  'num_generated_tokens',
+  'num_prompt_tokens',
+  'num_recompute_preemptions',
+  'num_swap_preemptions',
+  'num_copied_blocks',
+  'num_prefix_hit_tokens',
+  'num_prefix_query_tokens',
+  'num_finished',
 ];
 
 // Keeps the counters, summed over executors, of the last `seconds`.
@@ -20,7 +26,8 @@ export class Rates {
     }
     const last = this.#seen.at(-1);
     // Counters that fell are another scheduler's, or an executor has left: begin anew.
-    if (last && (sums.at <= last.at || GROWING.some((name) => sums[name] < last[name]))) this.#seen = [];
+    if (last && (sums.at <= last.at || GROWING.some((name) => sums[name] < last[name])))
+      this.#seen = [];
     this.#seen.push(sums);
     while (this.#seen.length > 2 && this.#seen[1].at <= sums.at - this.seconds) this.#seen.shift();
   }
@@ -28,7 +35,8 @@ export class Rates {
   // Per second; null before there are two snapshots.
   perSecond(name) {
     if (this.#seen.length < 2) return null;
-    const first = this.#seen[0], last = this.#seen.at(-1);
+    const first = this.#seen[0],
+      last = this.#seen.at(-1);
     return (last[name] - first[name]) / (last.at - first.at);
   }
 
@@ -36,11 +44,13 @@ export class Rates {
   // there was no prompt yet.
   hitRate() {
     const last = this.#seen.at(-1);
-    return last && last.num_prefix_query_tokens > 0 ? last.num_prefix_hit_tokens / last.num_prefix_query_tokens : null;
+    return last && last.num_prefix_query_tokens > 0
+      ? last.num_prefix_hit_tokens / last.num_prefix_query_tokens
+      : null;
   }
 }
 
-export const PHASES = ["plan", "wire", "queue", "prepare", "forward", "sample"];
+export const PHASES = ['plan', 'wire', 'queue', 'prepare', 'forward', 'sample'];
 
 export function phasesOf(step) {
   return PHASES.map((phase) => step[`${phase}_ns`] / 1e6);
@@ -70,9 +80,9 @@ export function milliseconds(ms) {
   if (ms >= 1000) return `${(ms / 1000).toFixed(2)} s`;
   if (ms >= 100) return `${ms.toFixed(0)} ms`;
   if (ms >= 1) return `${ms.toFixed(1)} ms`;
-  return ms > 0 ? `${(ms * 1000).toFixed(0)} µs` : "0 ms";
+  return ms > 0 ? `${(ms * 1000).toFixed(0)} µs` : '0 ms';
 }
 
 export function count(number) {
-  return Math.round(number).toLocaleString("en-US");
+  return Math.round(number).toLocaleString('en-US');
 }

@@ -1,6 +1,7 @@
 // Streams over fetch, which unlike EventSource can carry a key. No DOM in here.
 
-const FIRST_WAIT_MS = 500, LONGEST_WAIT_MS = 15_000;
+const FIRST_WAIT_MS = 500,
+  LONGEST_WAIT_MS = 15_000;
 const SILENCE_MS = 20_000; // beyond the interval: then the connection counts as lost
 const MAX_LINE = 64 * 1024 * 1024;
 
@@ -38,19 +39,19 @@ export class Cutter {
     let begin = 0;
     // An end may be split over two chunks only where it has two characters.
     if (this.end.length > 1 && this.#parts.length > 0) {
-      text = this.#parts.join("") + text;
+      text = this.#parts.join('') + text;
       this.#parts = [];
       this.#length = 0;
     }
     for (let at = text.indexOf(this.end); at >= 0; at = text.indexOf(this.end, begin)) {
-      pieces.push(this.#parts.join("") + text.slice(begin, at));
+      pieces.push(this.#parts.join('') + text.slice(begin, at));
       this.#parts = [];
       this.#length = 0;
       begin = at + this.end.length;
     }
     if (begin < text.length) this.#parts.push(text.slice(begin));
     this.#length += text.length - begin;
-    if (this.#length > MAX_LINE) throw new Error("a line is too long");
+    if (this.#length > MAX_LINE) throw new Error('a line is too long');
     return pieces;
   }
 }
@@ -102,7 +103,7 @@ export class Watch {
   }
 
   // Stop, and say so with this status.
-  stop(status = { kind: "paused", message: "paused" }) {
+  stop(status = { kind: 'paused', message: 'paused' }) {
     this.#isRunning = false;
     this.#turn++;
     this.#abort?.abort();
@@ -123,48 +124,71 @@ export class Watch {
       const abort = (this.#abort = new AbortController());
       let isSilent = false;
       try {
-        this.onStatus({ kind: "wait", message: "connecting…" });
-        await this.#follow(abort, () => { numFailures = 0; }, () => { isSilent = true; });
+        this.onStatus({ kind: 'wait', message: 'connecting…' });
+        await this.#follow(
+          abort,
+          () => {
+            numFailures = 0;
+          },
+          () => {
+            isSilent = true;
+          },
+        );
       } catch (error) {
         if (turn !== this.#turn) return;
         if (error.isRestart && !isSilent) continue;
         if (error.status === 401 || error.status === 403) {
-          this.onStatus({ kind: "key", message: error.message, status: error.status });
+          this.onStatus({ kind: 'key', message: error.message, status: error.status });
           await this.#pause(null);
           continue;
         }
         numFailures++;
         const wait = waitAfter(numFailures);
-        const message = isSilent ? "nothing came for a while" : error instanceof HttpError ? error.message : "the connection is lost";
-        this.onStatus({ kind: "lost", message, retryAt: Date.now() + wait });
+        const message = isSilent
+          ? 'nothing came for a while'
+          : error instanceof HttpError
+            ? error.message
+            : 'the connection is lost';
+        this.onStatus({ kind: 'lost', message, retryAt: Date.now() + wait });
         await this.#pause(wait);
       }
     }
   }
 
   async #follow(abort, onGood, onSilence) {
-    let watchdog = 0, numLines = 0;
+    let watchdog = 0,
+      numLines = 0;
     const feed = () => {
       clearTimeout(watchdog);
-      watchdog = setTimeout(() => { onSilence(); abort.abort(); }, this.interval() + SILENCE_MS);
+      watchdog = setTimeout(() => {
+        onSilence();
+        abort.abort();
+      }, this.interval() + SILENCE_MS);
     };
     try {
       feed();
       const response = await fetch(`${this.url}?interval_ms=${this.interval()}`, {
-        headers: headersOf(this.key()), signal: abort.signal, cache: "no-store",
+        headers: headersOf(this.key()),
+        signal: abort.signal,
+        cache: 'no-store',
       });
       if (!response.ok) throw await errorOf(response);
       this.onBegin();
-      for await (const line of piecesOf(response, "\n")) {
+      for await (const line of piecesOf(response, '\n')) {
         feed();
         const frame = JSON.parse(line);
-        if (frame.error) throw new HttpError(frame.error.code === "invalid_api_key" ? 401 : 503, frame.error.message, frame.error.code);
+        if (frame.error)
+          throw new HttpError(
+            frame.error.code === 'invalid_api_key' ? 401 : 503,
+            frame.error.message,
+            frame.error.code,
+          );
         onGood();
         this.onFrame(frame);
         numLines++;
       }
       // After an hour the gateway ends a watch in good order; one without a line is none.
-      if (numLines === 0) throw new Error("nothing came");
+      if (numLines === 0) throw new Error('nothing came');
     } catch (error) {
       error.isRestart = abort.signal.aborted;
       throw error;

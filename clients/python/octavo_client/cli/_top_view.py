@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
     from octavo_client import Executor, Pool, SequenceInfo, Snapshot, StepSample
 
-PIPE_WIDTH = 110
+PIPE_WIDTH = 130
 _KEPT_STEPS = 256
 _MIN_BAR, _MAX_BAR = 10, 60
+_WORDS = 98  # characters beside a bar, at most
 _ROWS_OF_A_PIPE = 20
 _LINES_OF_HEAD, _LINES_OF_EXECUTOR = 5, 6
 # Phase, its colour, its character where there are no colours.
@@ -141,10 +142,15 @@ def _counts(state: TopState) -> Text:
     )
 
 
-def _line(*pairs: tuple[str, str]) -> Text:
+def _one_line() -> Text:
+    """Give a text that is cut where the screen ends, so that lines stay where they are."""
     from rich.text import Text
 
-    text = Text()
+    return Text(no_wrap=True, overflow="ellipsis")
+
+
+def _line(*pairs: tuple[str, str]) -> Text:
+    text = _one_line()
     for number, (name, value) in enumerate(pairs):
         text.append("   " if number else "")
         text.append(f"{name} ", "dim")
@@ -179,7 +185,7 @@ def _pool_bar(pool: Pool, width: int) -> Text:
         (pool.num_cached, "▓", "bright_black"),
         (pool.num_free, "░", "bright_black"),
     )
-    text = _bar("blocks", parts, max(_MIN_BAR, min(_MAX_BAR, width - 78)))
+    text = _bar("blocks", parts, max(_MIN_BAR, min(_MAX_BAR, width - _WORDS)))
     text.append(
         f" {pool.num_referenced:,} referenced ({pool.num_shared:,} shared, {pool.num_fenced:,} "
         f"fenced) · {pool.num_cached:,} cached · {pool.num_free:,} free"
@@ -200,7 +206,7 @@ def _steps_bar(steps: Sequence[StepSample], width: int) -> Text:
         for phase, _, _ in _PHASES
     }
     parts = tuple((medians[phase], letter, colour) for phase, colour, letter in _PHASES)
-    text = _bar("steps ", parts, max(_MIN_BAR, min(_MAX_BAR, width - 78)))
+    text = _bar("steps ", parts, max(_MIN_BAR, min(_MAX_BAR, width - _WORDS)))
     for phase, colour, _ in _PHASES:
         text.append(f" {phase} ", colour)
         text.append(duration(medians[phase]), "bold")
@@ -209,9 +215,8 @@ def _steps_bar(steps: Sequence[StepSample], width: int) -> Text:
 
 def _bar(name: str, parts: Sequence[tuple[float, str, str]], num_characters: int) -> Text:
     """Draw shares of a whole; what is there at all gets a character, if there is room."""
-    from rich.text import Text
-
-    text = Text(f"{name} ", "dim")
+    text = _one_line()
+    text.append(f"{name} ", "dim")
     total = sum(size for size, _, _ in parts) or 1.0
     done, drawn = 0.0, 0
     for size, letter, style in parts:

@@ -82,6 +82,7 @@ def tell(story: Explanation, spans: Sequence[Span]) -> list[str]:
     """Give the story as lines: who, the events, and where the time went."""
     lines = [click.style(story.request_id, bold=True), f"  {_summary(story)}", ""]
     begin = story.events[0].time_unix_ns if story.events else 0
+    executor = ""
     half = len(story.events) // 2 if story.num_events_dropped else -1
     for number, event in enumerate(story.events):
         if number == half:
@@ -90,7 +91,8 @@ def tell(story: Explanation, spans: Sequence[Span]) -> list[str]:
         at = duration((event.time_unix_ns - begin) / 1e9) if number else "0"
         name = str(event.kind).replace("_", " ")
         styled = click.style(f"{name:<20}", fg=_STYLES.get(event.kind))
-        lines.append(f"{at:>11}  {styled} {_words(event, story)}".rstrip())
+        lines.append(f"{at:>11}  {styled} {_words(event, story, executor)}".rstrip())
+        executor = event.executor or executor
     return [*lines, "", *_where(spans, story)]
 
 
@@ -106,9 +108,9 @@ def _summary(story: Explanation) -> str:
     return " · ".join(parts)
 
 
-def _words(event: RequestEvent, story: Explanation) -> str:
-    """Say what an event's fields mean for its kind."""
-    on = f"on {event.executor}" if event.executor else ""
+def _words(event: RequestEvent, story: Explanation, executor: str) -> str:
+    """Say what an event's fields mean for its kind; `executor` is known from the ones before."""
+    on = f"on {event.executor}" if event.executor not in ("", executor) else ""
     other = f"for {event.other_request_id}" if event.other_request_id else ""
     tokens = counted(event.num_tokens, "token")
     match event.kind:

@@ -113,7 +113,7 @@ async def test_the_page_and_all_that_it_names_are_served(fake: Any) -> None:
             answer = await http.get(f"/console/{name}")
             assert answer.status_code == 200, name
             assert answer.content == FOLDER.joinpath(name).read_bytes()
-            named |= set(re.findall(r'from "\./([^"]+)"', answer.text))
+            named |= set(re.findall(r"from '\./([^']+)'", answer.text))
         assert {"app.js", "style.css", "decode.js"} <= named <= set(NAMES)
         script = await http.get("/console/app.js")
         assert script.headers["content-type"] == "text/javascript; charset=utf-8"
