@@ -185,14 +185,16 @@ class ExecutorServer:
             self._watcher.cancel()
         self._device.stop()
         await self._server.stop(_STOP_SECONDS)
+        closing: list[Coroutine[Any, Any, None]] = []
         if self._outlets is not None:
-            await self._outlets.close()
+            closing.append(self._outlets.close())
+        if self._tracing is not None:
+            closing.append(asyncio.to_thread(self._tracing.close))
+        await asyncio.gather(*closing)
         # A load in progress ends with the process; nothing of it needs an end of its own.
         seconds = _JOIN_SECONDS if self._device.ready.done() else 0.0
         if not await asyncio.to_thread(self._device.join, seconds) and seconds:
             _log.warning("device_stuck", busy_seconds=round(self._device.busy_seconds(), 1))
-        if self._tracing is not None:
-            await asyncio.to_thread(self._tracing.close)
 
     async def _report(self, *, serving: bool) -> None:
         values = health_pb2.HealthCheckResponse

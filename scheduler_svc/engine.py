@@ -121,12 +121,12 @@ class Engine:
 
     # -- requests ------------------------------------------------------------------
 
-    def check_room(self, now: float) -> None:
+    def check_room(self, now: float, priority: int) -> None:
         """Say early, before its prompt costs anything, whether a request would be refused.
 
         Raises:  QueueFull.
         """
-        self._fleet.check_room(now)
+        self._fleet.check_room(now, priority)
 
     async def submit(self, request: Request) -> TokenStream:
         """Accept a request.
@@ -216,7 +216,8 @@ class Engine:
             self._deliver_tokens(outcome, executor, now)
         self._deliver_beams(outcome, executor, now)
         for seq in outcome.finished:
-            self._finish(seq, executor, now, outcome.errors.get(seq, ""))
+            self._finish(seq, outcome.errors.get(seq, ""))
+        self._tell_ends(outcome, executor, now)
         groups = session.core.state.groups if session.core is not None else {}
         for request_id in {s.group.request.request_id for s in outcome.finished}:
             if request_id in streams and request_id not in groups:
@@ -272,17 +273,29 @@ class Engine:
             stream.finish_all(FinishReason.STOP)
             self._forget(request.request_id)
 
-    def _finish(self, seq: Sequence, executor: str, now: float, error: str) -> None:
+    def _tell_ends(self, outcome: Outcome, executor: str, now: float) -> None:
+        """Tell the observer of each choice that ended; a beam search that was cut off has n."""
+        searches: set[str] = set()
+        for seq in outcome.finished:
+            request = seq.group.request
+            num_choices = 1
+            if request.beam is not None:
+                num_choices = 0 if request.request_id in searches else request.n
+                searches.add(request.request_id)
+            assert seq.finish_reason is not None
+            for _ in range(num_choices):
+                self.observer.note_finished(
+                    request,
+                    executor,
+                    seq.finish_reason,
+                    took=now - request.arrival,
+                    num_tokens=0 if request.beam is not None else seq.num_output_tokens,
+                    error=outcome.errors.get(seq, ""),
+                )
+
+    def _finish(self, seq: Sequence, error: str) -> None:
         assert seq.finish_reason is not None
         request = seq.group.request
-        self.observer.note_finished(
-            request,
-            executor,
-            seq.finish_reason,
-            took=now - request.arrival,
-            num_tokens=seq.num_output_tokens,
-            error=error,
-        )
         stream = self._streams.get(request.request_id)
         if stream is None:
             return

@@ -146,8 +146,8 @@ class Fleet:
             raise Unavailable(f"no executor takes requests ({self.why_none()})")
         return placement.place(request, sessions)
 
-    def check_room(self, now: float) -> None:
-        """Say early whether a request that comes now would be refused whatever it is.
+    def check_room(self, now: float, priority: int) -> None:
+        """Say early whether a request that comes now would be refused, however small it is.
 
         Raises:  QueueFull: if no executor's queue takes one.
         """
@@ -155,7 +155,7 @@ class Fleet:
         for session in self._takers():
             assert session.core is not None
             try:
-                session.core.check_room(now)
+                session.core.check_room(now, priority)
             except QueueFull as error:
                 refusal = error
             else:

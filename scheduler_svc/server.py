@@ -167,9 +167,10 @@ class SchedulerServer:
         num_cut_off = await self.engine.drain(self.config.grace_seconds)
         await self._server.stop(_CLOSE_SECONDS)
         await self.engine.stop()
+        closing = [asyncio.to_thread(self._spans.close)]
         if self._outlets is not None:
-            await self._outlets.close()
-        await asyncio.to_thread(self._spans.close)
+            closing.append(self._outlets.close())
+        await asyncio.gather(*closing)
         _log.info("scheduler_stopped", num_cut_off=num_cut_off)
 
     async def _report_health(self) -> None:

@@ -55,7 +55,10 @@ def render(families: Iterable[Family], accept: str) -> tuple[bytes, str]:
 
     Returns: the text and its content type.
     """
-    encode, content_type = choose_encoder(accept)
+    try:
+        encode, content_type = choose_encoder(accept)
+    except (TypeError, ValueError):  # it asks for a version that is none
+        encode, content_type = choose_encoder("")
     return encode(_Families(families)), content_type
 
 

@@ -44,10 +44,16 @@ def endpoint(environ: Mapping[str, str]) -> str:
 
     Raises:  MetricsError: if it is to be spoken to in another way than gRPC.
     """
-    found = next((environ[name] for name in _ENDPOINTS if environ.get(name)), "")
-    exporters = environ.get("OTEL_METRICS_EXPORTER", "").strip() or "otlp"
+    found = next((text for name in _ENDPOINTS if (text := environ.get(name, "").strip())), "")
+    exporters = {each.strip() for each in environ.get("OTEL_METRICS_EXPORTER", "").split(",")}
     is_disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
-    if not found or is_disabled or "otlp" not in [each.strip() for each in exporters.split(",")]:
+    unknown = exporters - {"otlp", "console", "none", ""}
+    if unknown:
+        raise MetricsError(
+            f"OTEL_METRICS_EXPORTER must be otlp or none, got {min(unknown)!r}; --metrics-listen "
+            "is for Prometheus"
+        )
+    if not found or is_disabled or exporters.isdisjoint(("otlp", "")):
         return ""
     for name in _PROTOCOLS:
         protocol = environ.get(name, "").strip()

@@ -13,6 +13,7 @@ Spans go out from a thread. One that cannot be sent in time is dropped and nobod
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 from collections.abc import Mapping
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer
 
 _CLOSE_SECONDS = 2.0
+# It warns of every caller whose headers are wrong, in that caller's words.
+logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
 _ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 _PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXPORTERS = ("otlp", "console", "none")
@@ -44,7 +47,9 @@ def exporter_name(environ: Mapping[str, str] = os.environ) -> str:
         return "none"
     name = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if not name:
-        name = "otlp" if any(environ.get(variable) for variable in _ENDPOINTS) else "none"
+        name = (
+            "otlp" if any(environ.get(variable, "").strip() for variable in _ENDPOINTS) else "none"
+        )
     if name not in _EXPORTERS:
         raise TracingError(f"OTEL_TRACES_EXPORTER: {name!r}, must be otlp, console or none")
     if name == "otlp":
@@ -105,14 +110,17 @@ def open_tracing(service: str, instance: str) -> Tracing | None:
             SimpleSpanProcessor,
         )
 
-        if name == "console":
-            return Tracing(SimpleSpanProcessor(ConsoleSpanExporter()), service, instance)
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise TracingError(
             f"traces are asked for and {error.name} is not installed: the extra otel brings it"
         ) from None
-    return Tracing(BatchSpanProcessor(OTLPSpanExporter()), service, instance)
+    try:
+        if name == "console":
+            return Tracing(SimpleSpanProcessor(ConsoleSpanExporter()), service, instance)
+        return Tracing(BatchSpanProcessor(OTLPSpanExporter()), service, instance)
+    except Exception as error:  # of the SDK's many variables, each in its own way
+        raise TracingError(f"a variable OTEL_... cannot be used: {error}") from None
 
 
 def traceparent_of(span: Span) -> str:

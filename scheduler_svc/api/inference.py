@@ -174,7 +174,7 @@ class InferenceServicer:
         limits = self._limits()
         options = validation.check_options(message, limits)
         with self._gate.enter(message.tenant) as ticket:
-            self._engine.check_room(arrival)
+            self._engine.check_room(arrival, message.priority)
             message.tenant = ticket.tenant  # its own, or what its API key makes of none
             tokens = await self._prompt_tokens(message)
             validated = validation.build(

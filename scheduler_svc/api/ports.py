@@ -81,7 +81,7 @@ class TokenStream(Protocol):
 class Engine(Protocol):
     """Runs requests on executors."""
 
-    def check_room(self, now: float) -> None:
+    def check_room(self, now: float, priority: int) -> None:
         """Say early, before its prompt costs anything, whether a request would be refused.
 
         Raises:  QueueFull.

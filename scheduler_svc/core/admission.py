@@ -46,20 +46,22 @@ def admit(state: SchedulerState, budget: int, now: float) -> None:
             _note_blocked(state, group, Blocked.BUDGET)
 
 
-def check_queue(state: SchedulerState, now: float, group: SequenceGroup | None = None) -> None:
+def check_queue(
+    state: SchedulerState, now: float, priority: int, group: SequenceGroup | None = None
+) -> None:
     """Refuse early what would wait too long, before it costs anybody anything.
 
     Args:
         now: seconds, on the clock of arrivals.
-        group: that would wait; None: any.
+        priority: of what would wait.
+        group: that would; None: as small a one as there can be.
     Raises:  QueueFull: with the wait that is expected.
     """
     num_waiting, config = len(state.waiting), state.config
     is_full = num_waiting >= config.max_queue
-    if not is_full and not (config.max_queue_seconds and _must_wait(state, group)):
+    if not is_full and not config.max_queue_seconds:
         return
-    begun = [g.admitted_at for g in state.running if g.admitted_at is not None]
-    wait = state.queue_wait.estimate(num_waiting + len(state.preempted), now, begun)
+    wait = _expected_wait(state, now, priority, group)
     is_slow = wait is not None and 0 < config.max_queue_seconds < wait
     if not is_full and not is_slow:
         return
@@ -68,11 +70,28 @@ def check_queue(state: SchedulerState, now: float, group: SequenceGroup | None =
     raise QueueFull(f"{num_waiting} requests are waiting{expected}", retry_seconds=delay)
 
 
-def _must_wait(state: SchedulerState, group: SequenceGroup | None) -> bool:
-    """Whether a group that comes now has no place yet."""
-    if len(state.waiting) or state.preempted:
-        return True
-    return state.num_unpromised_rows == 0 if group is None else not _fits(state, group)
+def _expected_wait(
+    state: SchedulerState, now: float, priority: int, group: SequenceGroup | None
+) -> float | None:
+    """Seconds until a group that comes now has a place; None if too little was seen."""
+    is_ranked = state.config.policy != "fcfs"
+    if is_ranked and state.running and state.running[-1].request.priority < priority:
+        return 0.0  # it will take the place of one of a lower priority
+    first = _next(state)
+    num_ahead = len(state.waiting) + len(state.preempted)
+    if first is None or (is_ranked and first.request.priority < priority):
+        num_ahead = 0
+    # Those ahead take as much as it does, for all that is known.
+    num_free = state.num_unpromised_rows
+    if group is not None:
+        num_blocks = state.blocks.pool.num_available - _held_back(state)
+        num_blocks += state.blocks.num_becoming_available()
+        by_blocks = num_blocks // max(1, _blocks_needed(state, group))
+        num_free = min(num_free // max(1, group.max_rows), by_blocks)
+    if num_ahead < num_free:
+        return 0.0
+    begun = [g.admitted_at for g in state.running if g.admitted_at is not None]
+    return state.queue_wait.estimate(num_ahead - max(0, num_free), now, begun)
 
 
 def misfit(state: SchedulerState, group: SequenceGroup) -> str | None:

@@ -85,7 +85,7 @@ class Scheduler:
         self._number(group)
         if group.uses_cache:
             group.sequences[0].block_hashes = list(hashes)
-        admission.check_queue(state, request.arrival, group)
+        admission.check_queue(state, request.arrival, request.priority, group)
         if request.beam is not None:
             group.beam = beam.BeamSearch(request)
         state.hold(group)
@@ -97,12 +97,12 @@ class Scheduler:
             results.finish_if_complete(state, seq)
         return group
 
-    def check_room(self, now: float) -> None:
-        """Say early whether a request that comes now would be refused whatever it is.
+    def check_room(self, now: float, priority: int) -> None:
+        """Say early whether a request that comes now would be refused, however small it is.
 
-        Raises:  QueueFull: too many wait already, or they will for too long.
+        Raises:  QueueFull: too many wait already, or it will for too long.
         """
-        admission.check_queue(self.state, now)
+        admission.check_queue(self.state, now, priority)
 
     def cancel(self, request_id: str) -> bool:
         """End all choices of a request; False if there is no such live request."""

@@ -73,7 +73,7 @@ class Story:
 
 
 class RequestHistory:
-    """Stories by request id. A request that comes again, to resume, goes on in its own."""
+    """Stories by request id; of requests that had the same id, the latest one's."""
 
     def __init__(self, max_stories: int = MAX_STORIES, max_events: int = _MAX_EVENTS) -> None:
         """Remember so many requests, and so many events in all."""
@@ -86,14 +86,17 @@ class RequestHistory:
         return len(self._stories)
 
     def open(self, request: Request, trace_id: str) -> None:
-        """Begin a request's story, or go on with it."""
-        story = self._stories.get(request.request_id)
-        if story is None:
-            num_prompt_tokens = len(request.prompt_tokens)
-            story = Story(request.request_id, request.tenant, request.priority, num_prompt_tokens)
-            self._stories[request.request_id] = story
-        story.trace_id = trace_id
-        self._stories.move_to_end(request.request_id)
+        """Begin a request's story."""
+        before = self._stories.pop(request.request_id, None)
+        if before is not None:
+            self._num_events -= len(before)
+        self._stories[request.request_id] = Story(
+            request.request_id,
+            request.tenant,
+            request.priority,
+            len(request.prompt_tokens),
+            trace_id,
+        )
         self._forget()
 
     def note(self, request_id: str, happening: Happening) -> None:

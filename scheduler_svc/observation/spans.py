@@ -134,7 +134,8 @@ class Spans:
 
         headers = {key: value for key, value in metadata if isinstance(value, str)}
         parent = parent_context(headers.get("traceparent", ""), headers.get("tracestate", ""))
-        span = self._tracing.tracer.start_span(name, parent, SpanKind.SERVER)
+        told = {"octavo.request_id": request_id}
+        span = self._tracing.tracer.start_span(name, parent, SpanKind.SERVER, told)
         if not span.is_recording():
             yield None
             return

@@ -10,6 +10,7 @@ import pytest
 from octavo.v1 import admin_pb2, admin_pb2_grpc
 
 from scheduler_svc.api import admin
+from scheduler_svc.core.request import BeamParams, Request, SamplingParams
 from scheduler_svc.security.gate import Gate
 from tests.integration.test_engine_over_wire import Rig, expected, read_all, rig
 
@@ -82,6 +83,26 @@ async def test_a_live_request_counts_its_tokens(
     stream.cancel()
     story = await stub.Explain(admin_pb2.ExplainRequest(request_id="long"))
     assert story.events[-1].detail == "cancelled"
+
+
+async def test_a_search_that_is_cut_off_has_its_choices_ends(
+    rig: Rig, stub: admin_pb2_grpc.AdminServiceAsyncStub
+) -> None:
+    """Two, however many beams were alive."""
+    request = Request(
+        "search",
+        [5, 6],
+        SamplingParams(temperature=0.0),
+        30,
+        n=2,
+        best_of=4,
+        beam=BeamParams(4),
+        arrival=0.0,
+    )
+    stream = await rig.engine.submit(request)
+    stream.cancel()
+    story = await stub.Explain(admin_pb2.ExplainRequest(request_id="search"))
+    assert kinds(story).count("FINISHED") == 2
 
 
 async def test_an_unknown_request_is_not_found(

@@ -81,7 +81,7 @@ class FakeEngine:
     requests: list[Request] = field(default_factory=list)
     streams: list[FakeStream] = field(default_factory=list)
 
-    def check_room(self, now: float) -> None:
+    def check_room(self, now: float, priority: int) -> None:
         if self.full is not None:
             raise self.full
 

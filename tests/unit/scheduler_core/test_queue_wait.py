@@ -7,6 +7,7 @@ import pytest
 from scheduler_svc.core.queue_wait import QueueWait
 from scheduler_svc.errors import QueueFull
 from tests.support.core_builders import finish, make_harness, make_request
+from tests.support.core_harness import CoreHarness
 
 
 def test_the_estimate_follows_the_admissions() -> None:
@@ -50,16 +51,76 @@ def test_a_place_that_is_free_is_given_at_once() -> None:
     first = make_request("first", 4, max_tokens=10, arrival=harness.now)
     assert harness.add(first)
     harness.step()
-    harness.core.check_room(harness.now)
+    harness.core.check_room(harness.now, 0)
     assert harness.add(make_request("second", 4, max_tokens=10, arrival=harness.now))
     harness.step()
     with pytest.raises(QueueFull, match="takes about"):
-        harness.core.check_room(harness.now)
+        harness.core.check_room(harness.now, 0)
     assert not harness.add(make_request("third", 4, max_tokens=10, arrival=harness.now))
     for _ in range(8):
         harness.advance(1.0)
         harness.step()
     assert harness.add(make_request("fourth", 4, max_tokens=10, arrival=harness.now))
+    finish(harness)
+
+
+def _used(**changes: object) -> CoreHarness:
+    """A core whose last requests ran for ten seconds each, and which is idle."""
+    harness = make_harness(max_num_batched_tokens=16, max_queue_seconds=2.0, **changes)
+    for index in range(8):
+        harness.add(make_request(f"warm{index}", 4, max_tokens=10, arrival=harness.now))
+        while harness.core.has_requests:
+            harness.step()
+            harness.advance(1.0)
+    return harness
+
+
+def test_a_burst_is_taken_as_far_as_there_are_places() -> None:
+    """Those that wait for the next step only wait for no one."""
+    harness = _used(max_num_seqs=4)
+    harness.add(make_request("long", 4, max_tokens=10, arrival=harness.now))
+    harness.step()
+    harness.advance(1.0)
+    taken = [
+        harness.add(make_request(f"b{i}", 4, max_tokens=2, arrival=harness.now)) for i in range(5)
+    ]
+    assert taken == [True, True, True, False, False]
+    finish(harness)
+
+
+def test_a_burst_is_taken_as_far_as_there_are_blocks() -> None:
+    """A place is blocks as well as a row."""
+    harness = _used(max_num_seqs=8, num_blocks=8, prefix_cache=False)
+    harness.add(make_request("long", 12, max_tokens=8, arrival=harness.now))
+    harness.step()
+    taken = [
+        harness.add(make_request(f"b{i}", 8, max_tokens=2, arrival=harness.now)) for i in range(4)
+    ]
+    assert taken == [True, True, False, False], "3 of 8 blocks are taken, and each needs 2"
+    finish(harness)
+
+
+def test_who_takes_the_place_of_a_lower_priority_waits_for_no_one() -> None:
+    """Nor does who stands before all that wait count them."""
+    harness = _used(max_num_seqs=2)
+    for index in range(2):
+        harness.add(make_request(f"low{index}", 4, max_tokens=10, arrival=harness.now))
+    harness.step()
+    assert not harness.add(make_request("also low", 4, max_tokens=2, arrival=harness.now))
+    urgent = make_request("urgent", 4, max_tokens=2, priority=9, arrival=harness.now)
+    harness.core.check_room(harness.now, 9)
+    assert harness.add(urgent)
+    harness.step()
+    assert "urgent" in harness.admitted
+    finish(harness)
+
+
+def test_under_fcfs_priority_helps_nobody() -> None:
+    """It does not when it comes to running, so it must not here."""
+    harness = _used(max_num_seqs=1, policy="fcfs")
+    harness.add(make_request("first", 4, max_tokens=10, arrival=harness.now))
+    harness.step()
+    assert not harness.add(make_request("urgent", 4, priority=9, arrival=harness.now))
     finish(harness)
 
 

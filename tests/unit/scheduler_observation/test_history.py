@@ -53,16 +53,16 @@ def test_a_long_story_loses_its_middle_only(count: int) -> None:
     assert story.num_dropped == count - 128
 
 
-def test_a_request_that_comes_again_goes_on_in_its_story() -> None:
-    history = RequestHistory()
-    history.open(request("a"), "1" * 32)
-    history.note("a", happening(1))
-    history.open(request("a"), "2" * 32)
-    history.note("a", happening(2))
+def test_of_requests_with_one_id_the_latest_is_told() -> None:
+    """Nothing of the others, which may have been somebody else's; and nothing is counted twice."""
+    history = RequestHistory(max_events=10)
+    for number in range(20):
+        history.open(request("a"), f"{number:032x}")
+        history.note("a", happening(number, EventKind.FINISHED))
     story = history.find("a")
     assert story is not None
-    assert [event.num_tokens for event in story] == [1, 2]
-    assert story.trace_id == "2" * 32, "the latest"
+    assert [event.num_tokens for event in story] == [19]
+    assert (story.trace_id, story.num_generated_tokens) == (f"{19:032x}", 19)
 
 
 def test_only_the_latest_stories_are_kept() -> None:

@@ -59,7 +59,7 @@ def test_a_request_is_a_child_of_its_caller(spans: Spans, exporter: InMemorySpan
     (span,) = exporter.get_finished_spans()
     assert span.context is not None and span.parent is not None
     assert (f"{span.context.trace_id:032x}", f"{span.parent.span_id:016x}") == (TRACE, PARENT)
-    assert dict(span.attributes or {}) == {"octavo.priority": 3}
+    assert dict(span.attributes or {}) == {"octavo.request_id": "r", "octavo.priority": 3}
     (event,) = span.events
     assert (event.name, event.timestamp) == ("octavo.admitted", 17)
     assert dict(event.attributes or {}) == {"octavo.num_tokens": 4}
