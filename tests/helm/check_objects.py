@@ -88,6 +88,24 @@ def test_pods_have_no_token_and_no_foreign_variables(name: str, part: str) -> No
     assert pod["serviceAccountName"] in {each["metadata"]["name"] for each in accounts}
 
 
+def test_a_cluster_may_choose_the_users() -> None:
+    """As OpenShift does: null leaves the fields out."""
+    values = {f"podSecurity.{key}": None for key in ("runAsUser", "runAsGroup", "fsGroup")}
+    for pod in pods(render(values=values)).values():
+        assert not {"runAsUser", "runAsGroup", "fsGroup"} & pod["securityContext"].keys()
+        assert pod["securityContext"]["runAsNonRoot"] is True
+
+
+def test_a_new_version_of_the_chart_alone_restarts_nothing() -> None:
+    """No version stands in a pod's template, but for the image's tag."""
+    for each in example("production"):
+        template = each.get("spec", {}).get("template")
+        if template is not None:
+            assert not {"helm.sh/chart", "app.kubernetes.io/version"} & set(
+                template["metadata"]["labels"]
+            )
+
+
 def test_nothing_grants_rights() -> None:
     """No role, no binding."""
     for name in EXAMPLES:
@@ -347,7 +365,15 @@ def test_a_leader_worker_set_has_the_same_pods() -> None:
     grouped = render(PRODUCTION, values=values)
     assert pods(grouped)["executor"] == pods(plain)["executor"]
     assert not of_kind(grouped, "StatefulSet")
-    assert one(grouped, "ScaledObject")["spec"]["scaleTargetRef"]["kind"] == "LeaderWorkerSet"
+    aim, target = one(grouped, "LeaderWorkerSet"), one(grouped, "ScaledObject")
+    assert target["spec"]["scaleTargetRef"] == {
+        "apiVersion": aim["apiVersion"],
+        "kind": aim["kind"],
+        "name": aim["metadata"]["name"],
+    }
+    # Its controller makes a service of the set's name.
+    names = {each["metadata"]["name"] for each in of_kind(grouped, "Service")}
+    assert aim["metadata"]["name"] not in names
 
 
 @pytest.mark.parametrize("file", CI_VALUES, ids=lambda file: file.stem)

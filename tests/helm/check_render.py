@@ -12,6 +12,7 @@ from typing import Any
 
 import kubernetes_validate
 import pytest
+import yaml
 
 from tests.support.chart import (
     CHART,
@@ -105,6 +106,22 @@ def test_names_are_unique_and_labelled(way: Path | str) -> None:
     for each in objects:
         assert each["metadata"]["labels"]["app.kubernetes.io/instance"] == RELEASE
         assert len(each["metadata"]["name"]) <= 63
+
+
+def test_long_names_fit() -> None:
+    """The longest release that helm takes: names of services, and of pods with their hashes."""
+    release = "r" * 53
+    arguments = ["--namespace", NAMESPACE, "--values", str(CI_VALUES[-2])]
+    for name in ("executor.leaderWorkerSet.enabled=false", "executor.leaderWorkerSet.enabled=true"):
+        text = run_helm(helms()[-1], "template", release, str(CHART), *arguments, "--set", name)
+        objects = [each for each in yaml.safe_load_all(text) if each]
+        assert any(each["kind"] == "Certificate" for each in objects)
+        for each in objects:
+            assert len(each["metadata"]["name"]) <= 63
+            if each["kind"] in {"StatefulSet", "LeaderWorkerSet", "Deployment"}:
+                # A dash and ten characters, as a label of the pods.
+                assert len(each["metadata"]["name"]) <= 63 - 11
+            assert all(len(label) <= 63 for label in each["metadata"]["labels"].values())
 
 
 WRONG: dict[str, tuple[str, Any]] = {

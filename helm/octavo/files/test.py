@@ -3,6 +3,7 @@
 import json
 import os
 import ssl
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -11,6 +12,11 @@ URL, KEY = os.environ["URL"], os.environ.get("OCTAVO_API_KEY")
 TLS = ssl.create_default_context()
 if os.environ["VERIFY"] == "no":
     TLS.check_hostname, TLS.verify_mode = False, ssl.CERT_NONE
+
+
+def say(*words):
+    """Write a line for the test's log."""
+    sys.stdout.write(" ".join(str(word) for word in words) + "\n")
 
 
 def ask(path, body=None):
@@ -36,16 +42,16 @@ while True:
     if status == 200 or time.monotonic() > give_up:
         break
     time.sleep(2)
-print("health:", status)
+say("health:", status)
 assert status == 200, text
 
 prompt = {"model": os.environ["MODEL"], "prompt": "One, two,", "max_tokens": 1, "temperature": 0}
 status, text = ask("/v1/completions", prompt)
-print("generate:", status)
+say("generate:", status)
 if os.environ["NEEDS_KEY"] == "yes":
     assert status == 401, f"keys are set, and a call without one gave {status}: {text}"
-    print("refused without a key, as it should be; set helmTest.apiKeySecret to generate")
+    say("refused without a key, as it should be; set helmTest.apiKeySecret to generate")
 else:
     assert status == 200, text
     assert json.loads(text)["usage"]["completion_tokens"] == 1, text
-    print("one token came")
+    say("one token came")

@@ -1,9 +1,15 @@
 {{/* The executor's pod, the same under a StatefulSet and a LeaderWorkerSet. */}}
 
+{{/* A LeaderWorkerSet makes a service of its own name, which has the addresses of all its pods,
+     ready or not: that must not be the one that schedulers look at. */}}
+{{- define "octavo.executor.setName" -}}
+{{- include "octavo.name" (dict "root" . "part" (ternary "executor-groups" "executor" .Values.executor.leaderWorkerSet.enabled)) -}}
+{{- end -}}
+
 {{- define "octavo.executor.template" -}}
 metadata:
   labels:
-    {{- include "octavo.labels" (dict "root" . "part" "executor") | nindent 4 }}
+    {{- include "octavo.podLabels" (dict "root" . "part" "executor") | nindent 4 }}
   annotations:
     kubectl.kubernetes.io/default-container: executor
     {{- with .Values.executor.podAnnotations }}

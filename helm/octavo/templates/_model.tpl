@@ -72,11 +72,7 @@
     {{- toYaml . | nindent 4 }}
     {{- end }}
   resources:
-    requests:
-      cpu: 500m
-      memory: 1Gi
-    limits:
-      memory: 4Gi
+    {{- toYaml .Values.model.fetch.resources | nindent 4 }}
   securityContext:
     {{- include "octavo.containerSecurity" . | nindent 4 }}
   volumeMounts:

@@ -6,9 +6,9 @@
 {{- else -}}
 {{- $name := default .Chart.Name .Values.nameOverride -}}
 {{- if contains $name .Release.Name -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 36 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name $name | trunc 40 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name $name | trunc 36 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 {{- end -}}
@@ -26,6 +26,15 @@
 app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
 app.kubernetes.io/instance: {{ .root.Release.Name }}
 app.kubernetes.io/component: {{ .part }}
+{{- end -}}
+
+{{/* Labels of pods: no versions, so that a new chart alone restarts nothing. */}}
+{{- define "octavo.podLabels" -}}
+{{ include "octavo.selector" . }}
+app.kubernetes.io/part-of: octavo
+{{- with .root.Values.commonLabels }}
+{{ toYaml . }}
+{{- end }}
 {{- end -}}
 
 {{- define "octavo.labels" -}}

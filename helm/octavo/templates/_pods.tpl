@@ -9,9 +9,15 @@ automountServiceAccountToken: false
 enableServiceLinks: false
 securityContext:
   runAsNonRoot: true
-  runAsUser: {{ .root.Values.podSecurity.runAsUser }}
-  runAsGroup: {{ .root.Values.podSecurity.runAsGroup }}
-  fsGroup: {{ .root.Values.podSecurity.fsGroup }}
+  {{- with .root.Values.podSecurity.runAsUser }}
+  runAsUser: {{ . }}
+  {{- end }}
+  {{- with .root.Values.podSecurity.runAsGroup }}
+  runAsGroup: {{ . }}
+  {{- end }}
+  {{- with .root.Values.podSecurity.fsGroup }}
+  fsGroup: {{ . }}
+  {{- end }}
   fsGroupChangePolicy: OnRootMismatch
   seccompProfile:
     type: RuntimeDefault
