@@ -38,7 +38,10 @@ def story(*events: dict[str, Any], dropped: int = 0) -> admin_pb2.ExplainRespons
 
 PREEMPTED = story(
     {"kind": "QUEUED"},
-    {"kind": "BLOCKED", "ms": 10, "detail": "12 blocks are needed, 3 are free"},
+    {
+        "kind": "BLOCKED", "ms": 10, "detail": "12 blocks are needed, 3 are free",
+        "other_request_id": "cmpl-2.0",
+    },
     {"kind": "ADMITTED", "ms": 100, "executor": "e:1", "num_tokens": 16},
     {"kind": "FIRST_TOKEN", "ms": 150, "executor": "e:1"},
     {
@@ -101,7 +104,7 @@ def test_the_command_prints_the_story(told: Any, capsys: pytest.CaptureFixture[s
         "tenant team-a · priority 5 · 32 prompt tokens · 96 tokens generated · "
         "trace 0af7651916cd43dd8448eb211c80319c",
         "0 queued",
-        "10.0 ms blocked 12 blocks are needed, 3 are free",
+        "10.0 ms blocked 12 blocks are needed, 3 are free, cmpl-2.0 holds the most",
         "100.0 ms admitted on e:1, 16 of 32 prompt tokens cached",
         "150.0 ms first token",
         "400.0 ms preempted recompute for cmpl-2.0, 50 tokens to compute again",
@@ -153,7 +156,7 @@ def test_json_is_the_whole_story(told: Any, capsys: pytest.CaptureFixture[str]) 
         "kind": "blocked",
         "time_unix_ns": BEGIN + 10 * MS,
         "executor": "",
-        "other_request_id": "",
+        "other_request_id": "cmpl-2.0",
         "detail": "12 blocks are needed, 3 are free",
         "num_tokens": 0,
     }

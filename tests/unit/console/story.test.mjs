@@ -36,6 +36,10 @@ test('an event says who, where and how much', () => {
     'for b, 7 tokens to compute again',
   );
   assert.equal(
+    wordsOf(event('blocked', { other_request_id: 'b', executor: '' }), story),
+    'b holds the most',
+  );
+  assert.equal(
     wordsOf(event('blocked', { detail: 'no blocks', executor: '' }), story),
     'no blocks',
   );

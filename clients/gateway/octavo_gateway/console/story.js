@@ -26,17 +26,19 @@ export function sumsOf(spans) {
 // `executor`: known from the events before.
 export function wordsOf(event, story, executor = '') {
   const on = event.executor && event.executor !== executor ? `on ${event.executor}` : '';
-  const other = event.other_request_id ? `for ${shortId(event.other_request_id)}` : '';
+  const other = event.other_request_id && shortId(event.other_request_id);
+  const cause = other ? `for ${other}` : '';
   const tokens = `${count(event.num_tokens)} tokens`;
   const parts = {
+    blocked: [other && `${other} holds the most`, on],
     admitted: [
       on,
       `${count(event.num_tokens)} of ${count(story.num_prompt_tokens)} prompt tokens cached`,
     ],
-    preempted_recompute: [other, `${tokens} to compute again`],
-    preempted_swap: [other, `${tokens} to the host's memory`],
+    preempted_recompute: [cause, `${tokens} to compute again`],
+    preempted_swap: [cause, `${tokens} to the host's memory`],
     finished: [tokens],
-  }[event.kind] ?? [other, on];
+  }[event.kind] ?? [cause, on];
   return [event.detail, ...parts].filter(Boolean).join(', ');
 }
 

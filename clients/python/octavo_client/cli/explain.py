@@ -114,6 +114,9 @@ def _words(event: RequestEvent, story: Explanation, executor: str) -> str:
     other = f"for {event.other_request_id}" if event.other_request_id else ""
     tokens = counted(event.num_tokens, "token")
     match event.kind:
+        case "blocked":
+            holder = event.other_request_id
+            parts = [f"{holder} holds the most" if holder else "", on]
         case "admitted":
             cached = f"{event.num_tokens} of {story.num_prompt_tokens} prompt tokens cached"
             parts = [on, cached]

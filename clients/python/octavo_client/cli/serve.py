@@ -119,6 +119,7 @@ def _say_ready(stack: LocalStack, console: Console) -> None:
     if stack.http_url:
         prompt = """'{"prompt": "Once upon a time"}'"""
         lines.append(f"  curl {stack.http_url}/v1/completions -d {prompt}")
+        lines.append(f"  open {stack.http_url}/console in a browser")
     for line in lines:
         console.print(line, highlight=False, markup=False, soft_wrap=True)
     with contextlib.suppress(OSError):
