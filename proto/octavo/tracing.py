@@ -104,13 +104,12 @@ def open_tracing(service: str, instance: str) -> Tracing | None:
     if name == "none":
         return None
     try:
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
         from opentelemetry.sdk.trace.export import (
             BatchSpanProcessor,
             ConsoleSpanExporter,
             SimpleSpanProcessor,
         )
-
-        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     except ImportError as error:
         raise TracingError(
             f"traces are asked for and {error.name} is not installed: the extra otel brings it"
