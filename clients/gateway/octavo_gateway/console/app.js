@@ -103,16 +103,17 @@ const watch = new Watch({
 function onFrame(frame) {
   snapshot = frames.decode(frame);
   onStatus({ kind: 'live', message: 'live' });
+  const sequences = snapshot.executors.flatMap((executor) => executor.sequences);
+  const holding = sequences.filter((sequence) => sequence.num_blocks > 0);
   slots.update(
-    snapshot.executors.flatMap((executor) =>
-      executor.sequences.map((sequence) => sequence.request_id),
-    ),
+    sequences.map((sequence) => sequence.request_id),
+    holding.map((sequence) => sequence.request_id),
   );
   rates.add(snapshot);
   history.add(snapshot.executors);
   part('scheduler').textContent = snapshot.scheduler_id;
   tiles.show(snapshot, rates);
-  for (const executor of snapshot.executors) prompts.colour(executor.sequences);
+  prompts.colour(sequences);
   show();
 }
 

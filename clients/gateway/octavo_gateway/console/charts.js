@@ -4,7 +4,7 @@ import { scaleOf } from './history.js';
 import { PHASES, count, lengthOf, median, milliseconds, phasesOf } from './rates.js';
 import { element } from './tip.js';
 
-const AXIS = 46; // CSS pixels for the labels
+const AXIS = 54; // CSS pixels for the labels
 const BAR = 5,
   MIN_BAR = 2;
 const MAX_STEPS = 256;

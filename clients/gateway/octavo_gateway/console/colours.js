@@ -31,15 +31,15 @@ export class Slots {
   #free = [];
   #num = 0;
 
-  // Takes note of who lives now.
-  update(requestIds) {
+  // Takes note of who lives now, and who of them has something to be coloured.
+  update(requestIds, coloured = requestIds) {
     const live = new Set(requestIds);
     for (const [id, slot] of this.#ofRequest) {
       if (live.has(id)) continue;
       this.#ofRequest.delete(id);
       this.#free.push(slot);
     }
-    for (const id of live) {
+    for (const id of coloured) {
       if (!this.#ofRequest.has(id)) this.#ofRequest.set(id, this.#take());
     }
   }
@@ -49,8 +49,10 @@ export class Slots {
     return this.#free.length > 0 && this.#num >= HUES.length ? this.#free.shift() : this.#num++;
   }
 
+  // null for who has no slot.
   styleOf(requestId, sampleIndex) {
-    const slot = this.#ofRequest.get(requestId) ?? 0;
+    const slot = this.#ofRequest.get(requestId);
+    if (slot === undefined) return null;
     const turn = Math.floor(slot / HUES.length);
     return { hue: slot % HUES.length, pattern: (sampleIndex + turn) % PATTERNS.length };
   }

@@ -29,7 +29,7 @@ export class Looks {
   // A code for each block. followed: key of the sequence besides which all fade, or null.
   codesOf({ kinds, refCounts, owners, sequences }, styleOf, followed) {
     const styles = sequences.map((sequence) => {
-      const { hue, pattern } = styleOf(sequence);
+      const { hue, pattern } = styleOf(sequence) ?? { hue: 0, pattern: 0 }; // without blocks
       return CODES.owned + (hue * PATTERNS.length + pattern) * 2;
     });
     if (this.#codes.length !== kinds.length) this.#codes = new Uint16Array(kinds.length);

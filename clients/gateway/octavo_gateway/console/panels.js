@@ -219,11 +219,11 @@ export class Rows {
       );
       this.#rows.set(sequence.key, row);
     }
-    const style = this.#styleOf(sequence),
-      name = `${style.hue}/${style.pattern}`;
+    const style = this.#styleOf(sequence);
+    const name = style ? `${style.hue}/${style.pattern}` : 'none';
     if (row.style !== name) {
       row.style = name;
-      row.square.replaceChildren(sequenceSwatch(style, this.#colours()));
+      row.square.replaceChildren(...(style ? [sequenceSwatch(style, this.#colours())] : []));
     }
     return row;
   }

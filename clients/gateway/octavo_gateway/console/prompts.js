@@ -70,7 +70,8 @@ export class Prompts {
     for (const sequence of sequences) {
       const answer = this.#answers.find((each) => each.callOf(sequence.request_id) >= 0);
       const choice = answer?.choiceOf(sequence.request_id, sequence.sample_index);
-      if (choice && !choice.style) choice.colour(this.#styleOf(sequence), this.#colours());
+      const style = choice && !choice.style ? this.#styleOf(sequence) : null;
+      if (style) choice.colour(style, this.#colours());
     }
   }
 
