@@ -198,7 +198,7 @@ export class Rows {
       if (this.#body.children[index] !== row.root)
         this.#body.insertBefore(row.root, this.#body.children[index] ?? null);
       row.root.setAttribute('aria-selected', String(sequence.key === selected));
-      row.update(sequence);
+      row.update(sequence, this.#isMine(sequence.request_id));
     });
     const hidden = executor
       ? executor.sequences.length - shown.length + executor.num_more_sequences
@@ -214,9 +214,7 @@ export class Rows {
   #rowOf(sequence) {
     let row = this.#rows.get(sequence.key);
     if (row === undefined) {
-      row = new Row(sequence, this.#isMine(sequence.request_id), () =>
-        this.#onSelect(sequence.key),
-      );
+      row = new Row(sequence, () => this.#onSelect(sequence.key));
       this.#rows.set(sequence.key, row);
     }
     const style = this.#styleOf(sequence);
@@ -232,15 +230,11 @@ export class Rows {
 class Row {
   style = null;
 
-  constructor(sequence, isMine, onSelect) {
+  constructor(sequence, onSelect) {
     this.square = element('td');
-    const name = element(
+    this.name = element(
       'button',
-      {
-        type: 'button',
-        className: `link ${isMine ? 'mine' : ''}`,
-        title: `${sequence.request_id}, sample ${sequence.sample_index}${isMine ? ': sent from here' : ''}`,
-      },
+      { type: 'button', className: 'link' },
       `${shortId(sequence.request_id)} #${sequence.sample_index}`,
     );
     this.state = element('span');
@@ -255,7 +249,7 @@ class Row {
       'tr',
       {},
       this.square,
-      element('td', {}, name),
+      element('td', {}, this.name),
       element('td', {}, this.state),
       this.tokens,
       this.blocks,
@@ -264,7 +258,10 @@ class Row {
     this.root.addEventListener('click', onSelect);
   }
 
-  update(sequence) {
+  // isMine: whether this page has sent it, which it knows from the first token on.
+  update(sequence, isMine) {
+    this.name.classList.toggle('mine', isMine);
+    this.name.title = `${sequence.request_id}, sample ${sequence.sample_index}${isMine ? ': sent from here' : ''}`;
     this.state.className = `state-${sequence.status}`;
     this.state.textContent = sequence.status;
     const computed =
