@@ -225,18 +225,24 @@ class Engine:
 
     def _deliver_tokens(self, outcome: Outcome, executor: str, now: float) -> None:
         streams = self._streams
-        # Sequences that had their last token at the same time are counted together.
+        # Sequences that had their last token at the same time, nearly all, are counted together.
         last: dict[float, int] = {}
+        same, num_same = 0.0, 0
         for seq, token in zip(outcome.sampled, outcome.tokens, strict=True):
             stream = streams.get(seq.group.request.request_id)
             if stream is None:
                 continue
             stream.push_token(seq.sample_index, token)
             told_at, seq.told_at = seq.told_at, now
-            if told_at:
-                last[told_at] = last.get(told_at, 0) + 1
+            if told_at == same:
+                num_same += 1
             else:
+                last[same] = last.get(same, 0) + num_same
+                same, num_same = told_at, 1
+            if not told_at:
                 self._begin(stream, executor, now)
+        last[same] = last.get(same, 0) + num_same
+        del last[0.0]  # their first one
         for told_at, count in last.items():
             self.observer.note_later_tokens(now - told_at, count)
 

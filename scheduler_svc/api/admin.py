@@ -118,7 +118,8 @@ class AdminServicer:
         )
         for session in self._sessions():
             shown = _executor(session, include_sequences, include_blocks)
-            shown.steps.extend(session.steps.since(num_seen.get(session, 0)))
+            samples = session.steps.since(num_seen.get(session, 0))
+            shown.steps.extend(sample.to_proto() for sample in samples)
             message.executors.append(shown)
         return message
 

@@ -18,13 +18,13 @@ import importlib.metadata
 from typing import TYPE_CHECKING
 
 from octavo.metrics import Histogram, Metric, Reading, Tally
-from octavo.v1 import admin_pb2
 
 from scheduler_svc import errors
 from scheduler_svc.core.request import FinishReason
 from scheduler_svc.core.snapshot import count_pool
 from scheduler_svc.core.state import SchedulerState
 from scheduler_svc.observation import definitions as d
+from scheduler_svc.observation.step_sample import StepSample
 
 if TYPE_CHECKING:
     from scheduler_svc.engine import Engine
@@ -94,7 +94,7 @@ class Metrics:
 
     # -- what the engine tells -----------------------------------------------------------
 
-    def note_step(self, executor: str, sample: admin_pb2.StepSample) -> None:
+    def note_step(self, executor: str, sample: StepSample) -> None:
         """A step was executed."""
         totals = self._totals.get(executor)
         if totals is None:

@@ -9,20 +9,19 @@ from __future__ import annotations
 import time
 from typing import Protocol
 
-from octavo.v1 import admin_pb2
-
 from scheduler_svc.core.events import Event, EventKind
 from scheduler_svc.core.request import FinishReason, Request
 from scheduler_svc.core.sequence import SequenceGroup
 from scheduler_svc.observation.history import Happening, RequestHistory
 from scheduler_svc.observation.latency import LatencyWindow
 from scheduler_svc.observation.spans import Spans, Value
+from scheduler_svc.observation.step_sample import StepSample
 
 
 class Meter(Protocol):
     """What counts for metrics."""
 
-    def note_step(self, executor: str, sample: admin_pb2.StepSample) -> None:
+    def note_step(self, executor: str, sample: StepSample) -> None:
         """A step was executed."""
 
     def note_queue_wait(self, seconds: float) -> None:
@@ -44,7 +43,7 @@ class Meter(Protocol):
 class NoMeter:
     """Counts nothing."""
 
-    def note_step(self, executor: str, sample: admin_pb2.StepSample) -> None:
+    def note_step(self, executor: str, sample: StepSample) -> None:
         """Count nothing."""
 
     def note_queue_wait(self, seconds: float) -> None:

@@ -12,11 +12,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from octavo.tracing import Tracing, parent_context, traceparent_of
-from octavo.v1 import admin_pb2
 from octavo.v1 import executor_pb2 as pb
 
 from scheduler_svc.core.step import StepPlan, StepRecord
 from scheduler_svc.errors import OctavoError
+from scheduler_svc.observation.step_sample import StepSample
 
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, Tracer
@@ -78,7 +78,7 @@ class StepSpan:
             request_id = start.sequence.group.request.request_id
             sent.traceparent = self._traceparents.get(request_id, "")
 
-    def end(self, sample: admin_pb2.StepSample) -> None:
+    def end(self, sample: StepSample) -> None:
         """The result is here."""
         phases = ("plan", "wire", "queue", "prepare", "forward", "sample")
         found = {f"octavo.step.{name}_ns": getattr(sample, f"{name}_ns") for name in phases}

@@ -14,11 +14,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import islice
 
-from octavo.v1 import admin_pb2
 from octavo.v1 import executor_pb2 as pb
 
 from scheduler_svc.core.step import StepPlan, StepRecord, StepTimings
 from scheduler_svc.observation.spans import Spans, StepSpan
+from scheduler_svc.observation.step_sample import StepSample
 
 MAX_SAMPLES = 256
 
@@ -26,7 +26,8 @@ MAX_SAMPLES = 256
 @dataclass(slots=True)
 class _InFlight:
     began_ns: int
-    sample: admin_pb2.StepSample
+    message: pb.StepPlan
+    sample: StepSample
     span: StepSpan | None
 
 
@@ -43,7 +44,7 @@ class StepLog:
         self._executor = executor
         self._spans = spans
         self._in_flight: deque[_InFlight] = deque()
-        self._samples: deque[admin_pb2.StepSample] = deque(maxlen=MAX_SAMPLES)
+        self._samples: deque[StepSample] = deque(maxlen=MAX_SAMPLES)
 
     def begin(
         self, began_ns: int, plan: StepPlan, record: StepRecord, message: pb.StepPlan
@@ -61,24 +62,24 @@ class StepLog:
         span = self._spans.begin_step(self._executor, record, planned_unix_ns, plan_ns)
         if span is not None:
             span.send_with(plan, message)
-        sample = admin_pb2.StepSample(
-            step_id=plan.step_id,
-            planned_unix_ns=planned_unix_ns,
-            plan_ns=plan_ns,
-            num_decodes=plan.num_decodes,
-            num_chunk_tokens=record.num_tokens - plan.num_decodes,
-            num_sampled=len(record.sampled),
-            plan_bytes=message.ByteSize(),
-            copied_blocks=plan.copy_destinations,
-            swapped_out_blocks=plan.swap_out_device_blocks,
-            swapped_in_blocks=plan.swap_in_device_blocks,
+        sample = StepSample(
+            plan.step_id,
+            planned_unix_ns,
+            plan_ns,
+            plan.num_decodes,
+            record.num_tokens - plan.num_decodes,
+            len(record.sampled),
+            plan.copy_destinations,
+            plan.swap_out_device_blocks,
+            plan.swap_in_device_blocks,
         )
-        self._in_flight.append(_InFlight(began_ns, sample, span))
+        self._in_flight.append(_InFlight(began_ns, message, sample, span))
 
-    def end(self, timings: StepTimings) -> admin_pb2.StepSample:
+    def end(self, timings: StepTimings) -> StepSample:
         """The oldest step in flight has been executed."""
         step = self._in_flight.popleft()
         sample = step.sample
+        sample.plan_bytes = step.message.ByteSize()
         sample.queue_ns = timings.queue_ns
         sample.idle_ns = timings.idle_ns
         sample.prepare_ns = timings.prepare_ns
@@ -100,7 +101,7 @@ class StepLog:
                 step.span.fail(reason)
         self._in_flight.clear()
 
-    def since(self, num_seen: int) -> Iterable[admin_pb2.StepSample]:
+    def since(self, num_seen: int) -> Iterable[StepSample]:
         """Give the samples after the first so many, oldest first, as far as they are kept."""
         num_new = min(self.num_ended - num_seen, len(self._samples))
         return islice(self._samples, len(self._samples) - num_new, None)

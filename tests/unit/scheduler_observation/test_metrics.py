@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from octavo.metrics import Metric, Reading
-from octavo.v1 import admin_pb2
 
 from scheduler_svc import errors
 from scheduler_svc.core.snapshot import count_pool
@@ -15,6 +14,7 @@ from scheduler_svc.core.state import Counters
 from scheduler_svc.observation import definitions as d
 from scheduler_svc.observation import metrics as module
 from scheduler_svc.observation.metrics import Metrics
+from scheduler_svc.observation.step_sample import StepSample
 from tests.support.core_builders import finish, make_harness, make_request
 from tests.support.core_harness import CoreHarness
 
@@ -150,8 +150,8 @@ async def test_gauges_are_right_after_mass_cancels() -> None:
     assert _of(reading, d.CANCELLED_REQUESTS, A) == 20
 
 
-def _sample(**fields: int) -> admin_pb2.StepSample:
-    return admin_pb2.StepSample(**fields)
+def _sample(**fields: int) -> StepSample:
+    return StepSample(**fields)
 
 
 async def test_steps_are_told_by_phase_and_size() -> None:

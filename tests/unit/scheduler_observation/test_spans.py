@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 from octavo.tracing import Tracing, parent_context
-from octavo.v1 import admin_pb2
 from octavo.v1 import executor_pb2 as pb
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -16,6 +15,7 @@ from scheduler_svc.core.sequence import Sequence, SequenceGroup
 from scheduler_svc.core.step import RowStart, StepPlan, StepRecord
 from scheduler_svc.errors import QueueFull
 from scheduler_svc.observation.spans import Spans
+from scheduler_svc.observation.step_sample import StepSample
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
 PARENT = "b7ad6b7169203331"
@@ -109,7 +109,7 @@ def test_a_step_links_with_exactly_the_requests_in_it(
         step.send_with(plan, message)
         assert message.starts[0].traceparent.startswith(f"00-{TRACE}-")
         assert message.starts[1].traceparent == ""
-        sample = admin_pb2.StepSample(plan_ns=10, wire_ns=5, queue_ns=1, prepare_ns=2)
+        sample = StepSample(5, 1000, 10, 2, 2, 2, wire_ns=5, queue_ns=1, prepare_ns=2)
         sample.forward_ns, sample.sample_ns = 30, 3
         step.end(sample)
     del other
@@ -140,7 +140,7 @@ def test_a_request_links_to_its_first_steps_only(
         for number in range(200):
             step = spans.begin_step("e", record(seq), number, 1)
             assert step is not None
-            step.end(admin_pb2.StepSample(plan_ns=1))
+            step.end(StepSample(5, number, 1, 1, 0, 1))
     found = by_name(exporter)
     steps = {span.context.span_id: span.start_time for span in found["octavo.scheduler.step"]}  # type: ignore[union-attr]
     linked = [steps[link.context.span_id] for link in found["a"][0].links]
