@@ -284,6 +284,8 @@ class Engine:
         searches: set[str] = set()
         for seq in outcome.finished:
             request = seq.group.request
+            if request.request_id not in self._streams:
+                continue  # its end was told when it was given up
             num_choices = 1
             if request.beam is not None:
                 num_choices = 0 if request.request_id in searches else request.n

@@ -18,6 +18,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from octavo import otel_variables
 from octavo.metrics import Kind, Labels, Metric, MetricsError, Reading, Source, read_from_thread
 
 if TYPE_CHECKING:
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_METRICS_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_METRICS_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _INTERVAL = "OTEL_METRIC_EXPORT_INTERVAL"
 _DEFAULT_INTERVAL_MS = 60_000.0
 _MIN_INTERVAL_MS, _MAX_INTERVAL_MS = 10.0, 86_400_000.0
@@ -44,23 +43,19 @@ def endpoint(environ: Mapping[str, str]) -> str:
 
     Raises:  MetricsError: if it is to be spoken to in another way than gRPC.
     """
-    found = next((text for name in _ENDPOINTS if (text := environ.get(name, "").strip())), "")
+    found = otel_variables.endpoint(environ, "metrics")
     exporters = {each.strip() for each in environ.get("OTEL_METRICS_EXPORTER", "").split(",")}
-    is_disabled = environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true"
     unknown = exporters - {"otlp", "console", "none", ""}
     if unknown:
         raise MetricsError(
             f"OTEL_METRICS_EXPORTER must be otlp or none, got {min(unknown)!r}; --metrics-listen "
             "is for Prometheus"
         )
-    if not found or is_disabled or exporters.isdisjoint(("otlp", "")):
+    if not found or otel_variables.is_disabled(environ) or exporters.isdisjoint(("otlp", "")):
         return ""
-    for name in _PROTOCOLS:
-        protocol = environ.get(name, "").strip()
-        if protocol and protocol != "grpc":
-            raise MetricsError(f"{name} must be grpc, got {protocol!r}")
-        if protocol:
-            break
+    foreign = otel_variables.foreign_protocol(environ, "metrics")
+    if foreign is not None:
+        raise MetricsError(f"{foreign[0]} must be grpc, got {foreign[1]!r}")
     return found
 
 

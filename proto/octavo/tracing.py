@@ -20,6 +20,8 @@ from collections.abc import Mapping
 from importlib.metadata import version
 from typing import TYPE_CHECKING
 
+from octavo import otel_variables
+
 if TYPE_CHECKING:
     from opentelemetry.context import Context
     from opentelemetry.sdk.trace import TracerProvider
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
 _CLOSE_SECONDS = 2.0
 # It warns of every caller whose headers are wrong, in that caller's words.
 logging.getLogger("opentelemetry.trace").setLevel(logging.ERROR)
-_ENDPOINTS = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-_PROTOCOLS = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _EXPORTERS = ("otlp", "console", "none")
 
 
@@ -43,20 +43,16 @@ def exporter_name(environ: Mapping[str, str] = os.environ) -> str:
 
     Raises:  TracingError: if that is something else.
     """
-    if environ.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+    if otel_variables.is_disabled(environ):
         return "none"
     name = environ.get("OTEL_TRACES_EXPORTER", "").strip().lower()
     if not name:
-        name = (
-            "otlp" if any(environ.get(variable, "").strip() for variable in _ENDPOINTS) else "none"
-        )
+        name = "otlp" if otel_variables.endpoint(environ, "traces") else "none"
     if name not in _EXPORTERS:
         raise TracingError(f"OTEL_TRACES_EXPORTER: {name!r}, must be otlp, console or none")
-    if name == "otlp":
-        variable = next((each for each in _PROTOCOLS if environ.get(each)), "")
-        protocol = environ.get(variable, "grpc")
-        if protocol != "grpc":
-            raise TracingError(f"{variable}: {protocol!r}, must be grpc")
+    foreign = otel_variables.foreign_protocol(environ, "traces") if name == "otlp" else None
+    if foreign is not None:
+        raise TracingError(f"{foreign[0]}: {foreign[1]!r}, must be grpc")
     return name
 
 

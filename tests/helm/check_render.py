@@ -70,7 +70,10 @@ def test_every_helm_renders_the_same(file: Path) -> None:
     first, *others = (render(file, helm=helm) for helm in helms())
     assert others
     assert len(first) > 10
-    key = lambda each: (each["kind"], each["metadata"]["name"])  # noqa: E731
+
+    def key(each):
+        return each["kind"], each["metadata"]["name"]
+
     assert all(sorted(other, key=key) == sorted(first, key=key) for other in others)
 
 
