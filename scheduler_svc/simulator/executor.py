@@ -28,6 +28,7 @@ _KV_SAMPLE_STEPS = 8
 _KV_SAMPLE_ALL_BELOW = 256
 _OUTPUT_IDS = 1 << 29
 _OTHER_TOKEN = 1
+_NO_TIMINGS = StepTimings()
 _BAD_ENDS = (FinishReason.ERROR, FinishReason.CANCELLED)
 
 
@@ -95,6 +96,8 @@ class SimExecutor:
         self.is_alive = True
         self.takes_requests = True
         self.slowdown = slowdown
+        # Only this choice is made by how long steps took.
+        self._is_timed = config.preemption == "auto"
         self._cost = cost
         self._agenda = agenda
         self._meter = meter
@@ -194,17 +197,12 @@ class SimExecutor:
         work.num_copied_blocks = len(plan.copy_sources)
         forward, move = self._cost.seconds(work)
         forward *= self.slowdown
-        arrived = now + self._wire
-        start = max(arrived, self._free_at)
-        idle = start - self._free_at
-        self._free_at = end = start + forward
-        self._timings.append(
-            StepTimings(
-                idle_ns=int(idle * 1e9),
-                forward_ns=int(forward * 1e9),
-                move_ns=int(move * self.slowdown * 1e9),
-            )
-        )
+        self._free_at = end = max(now + self._wire, self._free_at) + forward
+        timings = _NO_TIMINGS
+        if self._is_timed:
+            move_ns = int(move * self.slowdown * 1e9)
+            timings = StepTimings(forward_ns=int(forward * 1e9), move_ns=move_ns)
+        self._timings.append(timings)
         num_sequences = num_decodes + len(record.chunks)
         self._meter.note_step(forward, len(state.running), num_sequences, record.num_tokens)
         self._unsampled_seconds += forward
