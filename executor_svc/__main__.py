@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from executor_svc.errors import StartupError
 
 if TYPE_CHECKING:
     from asyncio import AbstractEventLoop
     from collections.abc import Callable
+    from pathlib import Path
 
     from executor_svc.config import ExecutorConfig
     from executor_svc.device_thread import Engine
+    from executor_svc.tensor_parallel.ranks import Place
 
 _EXIT_STARTUP = 1
 _EXIT_USAGE = 2
@@ -30,9 +31,12 @@ def main(argv: list[str] | None = None) -> int:
         with 1 if it could not start or the device died.
     """
     from executor_svc.config import read_config
+    from executor_svc.tensor_parallel.ranks import read_place
 
+    argv = sys.argv[1:] if argv is None else argv
     try:
-        config = read_config(sys.argv[1:] if argv is None else argv)
+        config = read_config(argv)
+        place = read_place(os.environ, config.tensor_parallel_size)
     except StartupError as error:
         return _complain(error, _EXIT_USAGE)
     try:
@@ -40,19 +44,57 @@ def main(argv: list[str] | None = None) -> int:
     except StartupError as error:
         return _complain(error, _EXIT_STARTUP)
     _prepare_environment()
-    import asyncio
-
     from executor_svc.logs import configure_logging
-    from executor_svc.server import serve
 
     configure_logging(config.log_level, config.log_format)
-
     try:
-        with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            status = runner.run(serve(config, partial(_load, config)))
+        if place is None and config.tensor_parallel_size > 1:
+            from executor_svc.tensor_parallel.launcher import launch
+
+            status = launch(argv, config.tensor_parallel_size)
+        elif place is None or place.leads:
+            status = _serve(config, place)
+        else:
+            status = _follow(config, place)
     except StartupError as error:
         status = _complain(error, _EXIT_STARTUP)
     return _leave(status)
+
+
+def _serve(config: ExecutorConfig, place: Place | None) -> int:
+    import asyncio
+
+    from executor_svc.server import serve
+
+    def load() -> Engine:  # on the device thread: torch and the model take their time
+        return _load(config, place)
+
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(serve(config, load))
+
+
+def _follow(config: ExecutorConfig, place: Place) -> int:
+    """Be a rank other than 0, which ends when rank 0 says so, or is gone."""
+    import signal
+
+    import structlog
+
+    from executor_svc.errors import DeviceLost
+    from executor_svc.tensor_parallel.follower import Follower
+
+    structlog.contextvars.bind_contextvars(rank=place.rank)
+    log = structlog.get_logger(__name__)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)
+    try:
+        follower = _load(config, place)
+        assert isinstance(follower, Follower)
+        log.info("rank_ready", size=place.size)
+        follower.run()
+    except DeviceLost as error:
+        log.critical("rank_lost", reason=str(error))
+        return _EXIT_STARTUP
+    return 0
 
 
 def _check_packages() -> None:
@@ -68,8 +110,13 @@ def _check_packages() -> None:
             raise StartupError(f"{name} is not installed: pip install 'octavo[executor]'")
 
 
-def _load(config: ExecutorConfig) -> Engine:
-    """Runs on the device thread: torch and the model take their time."""
+def _load(config: ExecutorConfig, place: Place | None = None) -> Any:
+    """Load the model: the engine of the device thread, or a rank that follows it.
+
+    Raises:
+        StartupError: if that is not possible.
+        DeviceLost: if another rank is gone.
+    """
     import gc
 
     from executor_svc.model_store import ModelStoreError, resolve
@@ -82,14 +129,25 @@ def _load(config: ExecutorConfig) -> Engine:
     # the time now, and a pause in the middle of a step each time later.
     gc.disable()
     try:
-        from executor_svc.executor import Executor
-
-        executor = Executor.load(config, folder)
+        executor = _load_from(config, place, folder)
     finally:
         gc.enable()
     gc.collect()
     gc.freeze()
     return executor
+
+
+def _load_from(config: ExecutorConfig, place: Place | None, folder: Path) -> Any:
+    if place is None:
+        from executor_svc.executor import Executor
+
+        return Executor.load(config, folder)
+    from executor_svc.tensor_parallel.follower import Follower
+    from executor_svc.tensor_parallel.leader import Leader
+    from executor_svc.tensor_parallel.ranks import Ranks, choose_device_type
+
+    ranks = Ranks.join(place, choose_device_type(config.device))
+    return (Leader if place.leads else Follower).load(config, folder, ranks)
 
 
 def _leave(status: int) -> NoReturn:

@@ -31,6 +31,7 @@ _METAVARS = {
     "tls_client_ca": "FILE",
     "metrics_listen": "HOST:PORT",
     "device": "NAME",
+    "tensor_parallel_size": "RANKS",
     "block_size": "TOKENS",
     "num_blocks": "BLOCKS",
     "memory_utilization": "FRACTION",
@@ -102,6 +103,11 @@ class ExecutorConfig(BaseSettings):
         "free one.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+        1,
+        description="Ranks that share weights and KV pool, each a process: on GPUs rank i takes "
+        "cuda:i. Under torchrun its number of ranks.",
+    )
     dtype: Literal["auto", "bfloat16", "float16", "float32"] = Field(
         "auto",
         description="Of weights and KV. auto: bfloat16 where the hardware multiplies it, "

@@ -21,7 +21,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -30,14 +30,27 @@ from executor_svc.ownership import Fence
 from executor_svc.plan import Description, Outcome, Plan, RowDigest
 
 _MAX_JOBS = 64
+_BEAT_SECONDS = 5.0
+"""How often an engine that has nothing to do is asked to show that it is alive."""
 _POLL_SECONDS = 1e-4
 """How often to ask a GPU whether it is done, while no job comes."""
 
 
 class Engine(Protocol):
-    """What the thread drives: `executor.Executor`, or a stand-in of tests."""
+    """What the thread drives: an `executor.Executor`, the `tensor_parallel.leader.Leader` of
+    several, or a stand-in of tests.
+    """
 
     description: Description
+
+    def start(self, on_lost: Callable[[BaseException], None]) -> None:
+        """Called first. `on_lost` may be called, from any thread, when no step can succeed."""
+
+    def beat(self) -> None:
+        """Called every few seconds while there is nothing to do."""
+
+    def close(self) -> None:
+        """Called last of all, unless something raised an exception before."""
 
     @property
     def num_rows(self) -> int:
@@ -170,6 +183,7 @@ class DeviceThread:
     def _main(self) -> None:
         try:
             engine = self._load()
+            engine.start(self._lose)
             self.ready.set_result(engine.description)
         except BaseException as error:  # the waiter on `ready` ends the process
             self.ready.set_exception(_as_startup_error(error))
@@ -179,11 +193,17 @@ class DeviceThread:
                 if job.answer.set_running_or_notify_cancel():
                     self._run(engine, job)
             self._collect(engine)
+            engine.close()
         except BaseException as error:  # the waiter on `died` ends the process
             if self._on_device is not None and not self._on_device.job.answer.done():
                 self._on_device.job.answer.set_exception(_as_lost(error))
+            self._lose(error)
+
+    def _lose(self, error: BaseException) -> None:
+        """The device is gone; the thread may still wait for it."""
+        with contextlib.suppress(InvalidStateError):  # it was lost before
             self.died.set_result(error)
-            self._refuse_jobs(error)
+        self._refuse_jobs(error)
 
     def _next_job(self, engine: Engine) -> _Job | None:
         """Wait for a job; what the device finishes meanwhile is answered at once."""
@@ -193,7 +213,10 @@ class DeviceThread:
                 break
             with contextlib.suppress(queue.Empty):
                 return self._jobs.get(timeout=_POLL_SECONDS)
-        return self._jobs.get()
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._jobs.get(timeout=_BEAT_SECONDS)
+            engine.beat()
 
     def _run(self, engine: Engine, job: _Job) -> None:
         """Do one job; an exception of the engine answers the job and ends the thread."""

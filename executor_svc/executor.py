@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-import resource
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from executor_svc.fused_layers import fuse
 from executor_svc.huge_pages import populate, return_freed_memory, use_huge_pages
 from executor_svc.kv_check import KvCheck
 from executor_svc.logs import get_logger
-from executor_svc.model_loader import LoadedModel, load_model, one_line, probe
+from executor_svc.model_loader import LoadedModel, load_model, one_line
 from executor_svc.model_runner import ModelRunner
 from executor_svc.plan import (
     Description,
@@ -36,26 +36,20 @@ from executor_svc.plan import (
     StepErrorKind,
     Timings,
 )
-from executor_svc.pool import KvPool, KvShape
+from executor_svc.pool import KvPool
+from executor_svc.pool_size import size_pool
 from executor_svc.rows import Limits, RowTable
 from executor_svc.sampler import row_errors, sample
+from executor_svc.tensor_parallel.drawing import SharedDraw
+from executor_svc.tensor_parallel.ranks import Ranks
 from executor_svc.transfer import Mark
 
 _log = get_logger(__name__)
 
-_GIB = 1 << 30
-_PROBE_TOKENS = 2
+_OF_ONE_RANK = {StepErrorKind.OUT_OF_MEMORY, StepErrorKind.INTERNAL}
 _TOKENS_OF_A_STEP = {"cpu": 256, "cuda": 2048}
 """Prompt tokens of a step hold up the streams beside them. Larger steps compute no faster:
 256 tokens keep a CPU's products busy, some thousand a GPU's."""
-_PLENTY = 0.25
-"""A pool of at most this share of the memory needs no measured step beside it."""
-
-
-@dataclass(frozen=True, slots=True)
-class _PoolSize:
-    num_device_blocks: int
-    num_host_blocks: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,8 +93,20 @@ class Executor:
         runner: ModelRunner,
         description: Description,
         kv_check: KvCheck | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
+        """Put the parts together.
+
+        Args:
+            rows: the row table.
+            runner: model and pool, or this rank's share of them.
+            description: what `Describe` says.
+            kv_check: the sanitizer, if it is on.
+            ranks: those that carry out the same plans with their shares.
+        """
         self._rows = rows
+        self._draw = sample if ranks is None else SharedDraw(ranks)
+        self._is_alone = ranks is None
         self._runner = runner
         self._kv_check = kv_check
         self._failure: StepError | None = None
@@ -109,13 +115,20 @@ class Executor:
         self.description = description
 
     @classmethod
-    def load(cls, config: ExecutorConfig, folder: Path) -> Executor:
+    def load(cls, config: ExecutorConfig, folder: Path, ranks: Ranks | None = None) -> Executor:
         """Load the model in `folder` and allocate the pool.
+
+        Args:
+            config: the settings.
+            folder: a Hugging Face model folder.
+            ranks: those that share the model; all of them load at once.
 
         Raises:
             StartupError: if that is not possible; the message is one line.
+            DeviceLost: if another rank is gone.
         """
-        torch.set_num_threads(config.num_threads or _num_cpus())
+        num_sharers = 1 if ranks is None else ranks.place.local_size
+        torch.set_num_threads(config.num_threads or max(1, _num_cpus() // num_sharers))
         try:
             identity = fingerprint(folder)
         except (OSError, ValueError, KeyError) as error:
@@ -125,7 +138,10 @@ class Executor:
             device=config.device,
             dtype=config.dtype,
             max_model_len=config.max_model_len,
+            ranks=ranks,
         )
+        if ranks is not None:
+            ranks.require_same("model or setting", _essence(config, identity, loaded))
         on_cpu = loaded.device.type == "cpu"
         if config.fuse_layers and on_cpu:
             fuse(loaded.model)
@@ -133,7 +149,7 @@ class Executor:
             config.max_num_batched_tokens or _TOKENS_OF_A_STEP[loaded.device.type]
         )
         largest_step = min(max_num_batched_tokens, loaded.max_model_len)
-        shape, size = _size_pool(config, loaded, largest_step)
+        shape, size = size_pool(config, loaded, largest_step, ranks)
         pool = KvPool(
             shape,
             block_size=config.block_size,
@@ -162,13 +178,24 @@ class Executor:
             graphs = record_decodes(loaded, pool, limits, CudaRecorder(loaded.device))
         runner = ModelRunner(loaded, pool, attention, graphs)
         description = _describe(config, identity, loaded, runner, limits)
+        if ranks is not None:
+            description = replace(description, tensor_parallel_size=ranks.place.size)
         kv_check = KvCheck(limits) if config.kv_check else None
-        return cls(RowTable(limits), runner, description, kv_check)
+        return cls(RowTable(limits), runner, description, kv_check, ranks)
 
     @property
     def num_rows(self) -> int:
         """How many rows exist."""
         return self._rows.num_live
+
+    def start(self, on_lost: Callable[[BaseException], None]) -> None:
+        """See `device_thread.Engine`: there is nothing that could be lost but with a step."""
+
+    def beat(self) -> None:
+        """Nobody waits to hear of it."""
+
+    def close(self) -> None:
+        """It ends with the process."""
 
     def reset(self) -> None:
         """Forget every row and any failure: a new owner starts from nothing."""
@@ -198,8 +225,14 @@ class Executor:
             return Launched(replace(answer, error=self._failure))
         try:
             return self._launch(plan, answer)
+        except DeviceLost:
+            raise
         except Exception as error:
-            return Launched(replace(answer, error=self._fail(plan, _step_error(error))))
+            failure = _step_error(error)
+            if not self._is_alone and failure.kind in _OF_ONE_RANK:
+                # The others wait in a sum for this rank, which it will not join any more.
+                raise DeviceLost(failure.message) from error
+            return Launched(replace(answer, error=self._fail(plan, failure)))
 
     def is_done(self, launched: Launched) -> bool:
         """Whether `collect` would not wait; on a CPU it never does."""
@@ -265,7 +298,7 @@ class Executor:
         with torch.inference_mode():
             logits = self._runner.forward(batch, feed)
             sampling = Mark(self._runner.device)
-            samples = sample(logits, batch, self._rows)
+            samples = self._draw(logits, batch, self._rows)
             drawn = DrawnTokens(samples, batch, self._rows)
         self._unsettled = drawn
         answer = replace(answer, logprobs=samples.logprobs)
@@ -301,6 +334,17 @@ def _step_error(error: Exception) -> StepError:
     return StepError(StepErrorKind.INTERNAL, message)
 
 
+def _essence(config: ExecutorConfig, identity: str, loaded: LoadedModel) -> str:
+    """What must be the same in all ranks, in words."""
+    return (
+        f"model {identity}, {loaded.dtype}, {loaded.max_model_len} tokens, {config.attention} "
+        f"attention, blocks of {config.block_size}, {config.num_blocks} and "
+        f"{config.num_host_blocks} blocks, {config.max_num_batched_tokens} tokens a step, "
+        f"{config.max_num_rows} rows, kv-check {config.kv_check}, "
+        f"octavo {importlib.metadata.version('octavo')}"
+    )
+
+
 def _describe(
     config: ExecutorConfig,
     identity: str,
@@ -329,70 +373,6 @@ def _describe(
     )
 
 
-def _size_pool(
-    config: ExecutorConfig, loaded: LoadedModel, largest_step: int
-) -> tuple[KvShape, _PoolSize]:
-    """Measure a worst-case step, then divide what is left into blocks.
-
-    Raises:
-        StartupError: if not one block fits.
-    """
-    if config.num_blocks:
-        shape = probe(loaded, _PROBE_TOKENS)
-        num_blocks = config.num_blocks
-    else:
-        shape, budget = _profile(config, loaded, largest_step)
-        num_blocks = int(budget // shape.block_bytes(config.block_size))
-    if num_blocks < 1:
-        raise StartupError(
-            "no memory is left for a KV block; lower --max-num-batched-tokens or raise "
-            "--memory-utilization"
-        )
-    host_blocks = config.num_host_blocks
-    if host_blocks is None:
-        host_blocks = int(config.host_cache_gib * _GIB // shape.block_bytes(config.block_size))
-    return shape, _PoolSize(num_blocks, host_blocks)
-
-
-def _profile(
-    config: ExecutorConfig, loaded: LoadedModel, largest_step: int
-) -> tuple[KvShape, float]:
-    """K/V shape, and bytes that the pool may take beside a step of the largest size."""
-    if loaded.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(loaded.device)
-        before = torch.cuda.memory_allocated(loaded.device)
-        shape = probe(loaded, largest_step)
-        step_bytes = torch.cuda.max_memory_allocated(loaded.device) - before
-        torch.cuda.empty_cache()
-        free_bytes = torch.cuda.mem_get_info(loaded.device)[0]
-        return shape, (free_bytes - step_bytes) * config.memory_utilization
-    wanted, available = config.kv_cache_gib * _GIB, _available_bytes()
-    if wanted < available * config.memory_utilization * _PLENTY:
-        # On a CPU the measurement is seconds of start-up, and would not change the answer.
-        return probe(loaded, _PROBE_TOKENS), wanted
-    before = _peak_rss_bytes()
-    shape = probe(loaded, largest_step)
-    step_bytes = _peak_rss_bytes() - before
-    left = (_available_bytes() - step_bytes) * config.memory_utilization
-    return shape, min(left, wanted)
-
-
 def _num_cpus() -> int:
     """CPUs that this process may use."""
     return len(os.sched_getaffinity(0))
-
-
-def _peak_rss_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-
-
-def _available_bytes() -> float:
-    """Memory that can be had without swapping; without /proc nothing is known."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return float("inf")
-    for line in lines:
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return float("inf")

@@ -32,7 +32,7 @@ from transformers import PreTrainedModel
 
 from executor_svc.attention import AttentionCall, AttentionStep
 from executor_svc.huge_pages import Slabs
-from executor_svc.linear import Head, Linear
+from executor_svc.linear import Head, Linear, is_cut, local
 
 # Their layers differ in biases and in whether a window slides, which the modules tell.
 _KNOWN_LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
@@ -74,7 +74,7 @@ def _is_known(layer: Any) -> bool:
     if type(layer).__name__ not in _KNOWN_LAYERS:
         return False
     attention, mlp = layer.self_attn, layer.mlp
-    widths = (attention.head_dim // 2, mlp.gate_proj.out_features, mlp.gate_proj.in_features)
+    widths = (attention.head_dim // 2, *local(mlp.gate_proj.weight).shape)
     return bool(
         mlp.gate_proj.weight.dtype in _DTYPES
         and mlp.gate_proj.weight.device.type == "cpu"
@@ -97,8 +97,8 @@ class FusedLayer(nn.Module):
         self.shared = shared
         attention, mlp = layer.self_attn, layer.mlp
         self.head_dim: int = attention.head_dim
-        self.num_heads = attention.q_proj.out_features // self.head_dim
-        self.num_kv_heads = attention.k_proj.out_features // self.head_dim
+        self.num_heads = len(local(attention.q_proj.weight)) // self.head_dim
+        self.num_kv_heads = len(local(attention.k_proj.weight)) // self.head_dim
         self.call = AttentionCall(
             layer=attention.layer_idx,
             module_name=type(attention).__name__,
@@ -111,10 +111,10 @@ class FusedLayer(nn.Module):
         self.heads = list(heads)
         self.attention_norm = _Scale(layer.input_layernorm)
         self.qkv = Linear([attention.q_proj, attention.k_proj, attention.v_proj], shared.slabs)
-        self.output = Linear([attention.o_proj], shared.slabs)
+        self.output = _last([attention.o_proj], shared.slabs)
         self.mlp_norm = _Scale(layer.post_attention_layernorm)
         self.gate_up = Linear([mlp.gate_proj, mlp.up_proj], shared.slabs)
-        self.down = Linear([mlp.down_proj], shared.slabs)
+        self.down = _last([mlp.down_proj], shared.slabs)
 
     def forward(
         self,
@@ -135,6 +135,11 @@ class FusedLayer(nn.Module):
         gate_up = self.gate_up(norm.run(scale.weight, scale.epsilon, delta))
         x += self.down(step.silu_mul.run(gate_up))
         return hidden_states
+
+
+def _last(parts: list[nn.Linear], slabs: Slabs) -> Linear:
+    """The product at the end of attention or MLP: if ranks share it, its inputs are cut."""
+    return Linear(parts, slabs, sums=is_cut(parts[0].weight))
 
 
 class _Shared:

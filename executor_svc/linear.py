@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from executor_svc.huge_pages import Slabs
+from executor_svc.tensor_parallel.ranks import concatenate_over_ranks, sum_over_ranks
 
 _TYPICAL_ROWS = 64
 """The number of rows that the order is made for; it serves others nearly as well."""
@@ -28,21 +29,42 @@ class Linear:
     No module of torch's: to call one takes as long as a small product.
     """
 
-    def __init__(self, parts: Sequence[nn.Linear], slabs: Slabs) -> None:
+    def __init__(self, parts: Sequence[nn.Linear], slabs: Slabs, *, sums: bool = False) -> None:
         """Take the weights of `parts`, one below the other.
 
         Args:
-            parts: of one width and dtype.
+            parts: of one width and dtype; of those that are cut over ranks, this rank's share.
             slabs: where a packed weight goes.
+            sums: the parts are cut along their inputs: ranks add their products up.
         """
-        weights = [part.weight.detach() for part in parts]
+        weights = [local(part.weight) for part in parts]
         weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        bias = _stacked_bias(parts)
         self.num_out = len(weight)
-        self.multiply = _product(weight, _stacked_bias(parts), slabs)
+        self.multiply = _product(weight, None if sums else bias, slabs)
+        if sums:
+            self.multiply = functools.partial(_sum_products, multiply=self.multiply, bias=bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return: [rows, num_out] of x [rows, num_in]."""
         return self.multiply(x)
+
+
+def local(weight: Tensor) -> Tensor:
+    """This rank's share of a weight: all of it, unless it is cut over ranks."""
+    share: Tensor = weight.to_local() if is_cut(weight) else weight  # type: ignore[operator]  # DTensor's
+    return share.detach()
+
+
+def is_cut(weight: Tensor) -> bool:
+    """Whether ranks have a share of it each."""
+    return hasattr(weight, "to_local")
+
+
+def _sum_products(x: Tensor, multiply: Callable[[Tensor], Tensor], bias: Tensor | None) -> Tensor:
+    product = multiply(x)
+    sum_over_ranks(product)
+    return product if bias is None else product.add_(bias)
 
 
 def _product(weight: Tensor, bias: Tensor | None, slabs: Slabs) -> Callable[[Tensor], Tensor]:
@@ -75,14 +97,18 @@ class Head(nn.Module):
         """Take the weights of `part`; `slabs` as for `Linear`."""
         super().__init__()
         self.product = Linear([part], slabs)
+        self.is_cut = is_cut(part.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return: [..., num_out] of x [..., num_in]."""
-        return self.product(x.flatten(0, -2)).view(*x.shape[:-1], self.product.num_out)
+        """Return: [..., num_out] of x [..., num_in]; if ranks share it, of all of them."""
+        product = self.product(x.flatten(0, -2))
+        if self.is_cut:
+            product = concatenate_over_ranks(product)
+        return product.view(*x.shape[:-1], product.shape[-1])
 
     def embedding(self) -> Embedding | None:
         """An embedding of the same weight, if it is packed in our own order."""
-        multiply = self.product.multiply
+        multiply = None if self.is_cut else self.product.multiply
         return Embedding(multiply) if isinstance(multiply, PackedLinear) else None
 
 
@@ -113,7 +139,9 @@ def _stacked_bias(parts: Sequence[nn.Linear]) -> Tensor | None:
         return None
     return torch.cat(
         [
-            part.weight.new_zeros(part.out_features) if part.bias is None else part.bias.detach()
+            local(part.weight).new_zeros(len(local(part.weight)))
+            if part.bias is None
+            else local(part.bias)
             for part in parts
         ]
     )

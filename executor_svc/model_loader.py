@@ -18,6 +18,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from executor_svc import attention
 from executor_svc.errors import StartupError, UnsupportedModel
 from executor_svc.pool import KvShape
+from executor_svc.tensor_parallel.ranks import Ranks
+from executor_svc.tensor_parallel.sharing import sharing_arguments
 
 # Rotary embeddings of these kinds look at the longest position of the whole batch.
 _BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
@@ -38,7 +40,9 @@ class LoadedModel:
     """The model computes logits only for the places it is told to keep."""
 
 
-def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int) -> LoadedModel:
+def load_model(
+    folder: Path, *, device: str, dtype: str, max_model_len: int, ranks: Ranks | None = None
+) -> LoadedModel:
     """Load weights and check that this executor can serve them.
 
     Args:
@@ -46,6 +50,7 @@ def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int) -> 
         device: "auto" or a torch device.
         dtype: "auto" or the name of a torch dtype.
         max_model_len: in tokens; 0 takes the model's own.
+        ranks: those that share the model, of which this one loads its share.
 
     Raises:
         StartupError: if the folder cannot be read or the model cannot be served.
@@ -54,7 +59,7 @@ def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int) -> 
     transformers.utils.logging.set_verbosity_error()  # type: ignore[no-untyped-call]  # untyped there
     transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]  # untyped there
     attention.register()
-    where = choose_device(device)
+    where = choose_device(device if ranks is None else ranks.device(device))
     kind = choose_dtype(dtype, where)
     try:
         config = AutoConfig.from_pretrained(folder)
@@ -62,11 +67,14 @@ def load_model(folder: Path, *, device: str, dtype: str, max_model_len: int) -> 
         raise StartupError(f"cannot read the model in {folder}: {one_line(error)}") from error
     model_class = _model_class(config)
     length = _max_model_len(config, max_model_len)
+    sharing = {} if ranks is None else sharing_arguments(config, ranks, where)
     try:
         model = model_class.from_pretrained(
-            folder, dtype=kind, attn_implementation=attention.ATTENTION_NAME
+            folder, dtype=kind, attn_implementation=attention.ATTENTION_NAME, **sharing
         )
-        model = model.eval().requires_grad_(False).to(where)
+        model = model.eval().requires_grad_(False)
+        if ranks is None:
+            model = model.to(where)
     except (OSError, ValueError, KeyError, RuntimeError, ImportError) as error:
         raise StartupError(f"cannot load the model in {folder}: {one_line(error)}") from error
     text = config.get_text_config()

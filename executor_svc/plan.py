@@ -6,7 +6,7 @@ The fields and their order of work are those of executor.proto.
 from __future__ import annotations
 
 import enum
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -115,6 +115,8 @@ class Plan:
     fork_sample_indices: Sequence[int] = ()
     broken: StepError | None = None
     """The message could not be read as a plan: the step fails with this."""
+    encode: Callable[[], bytes] | None = field(default=None, compare=False, repr=False)
+    """Gives the message as it came, for other ranks of this executor."""
 
 
 @dataclass(frozen=True, slots=True)

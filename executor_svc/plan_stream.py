@@ -11,12 +11,12 @@ from octavo.v1 import executor_pb2 as pb
 
 from executor_svc.codec import Malformed, require_message
 from executor_svc.device_thread import DeviceThread
-from executor_svc.errors import ClaimRefused, ExecutorError, InvalidPlan, OutOfOrder, ReaderStalled
+from executor_svc.errors import ClaimRefused, ExecutorError, OutOfOrder, ReaderStalled
 from executor_svc.metrics import Metrics
 from executor_svc.ownership import Lease
-from executor_svc.plan import Outcome, Plan, StepError, StepErrorKind
+from executor_svc.plan import Outcome
 from executor_svc.step_spans import StepSpans
-from executor_svc.wire import plan_from_proto, result_to_proto
+from executor_svc.wire import read_plan, result_to_proto
 
 WRITE_SECONDS = 15.0
 """How long an owner may leave a result unread: as long as keep-alive takes to miss one."""
@@ -129,16 +129,7 @@ class PlanStream:
 
     def _submit(self, message: pb.StepPlan) -> _Answer:
         self._spans.note_plan(message)
-        try:
-            plan = plan_from_proto(message)
-        except InvalidPlan as error:
-            # It must fail in its turn, and fail the steps after it: the engine does both.
-            plan = Plan(
-                epoch=message.epoch,
-                step_id=message.step_id,
-                broken=StepError(StepErrorKind.INVALID_PLAN, str(error)),
-            )
-        answer = asyncio.wrap_future(self._device.submit(plan))
+        answer = asyncio.wrap_future(self._device.submit(read_plan(message)))
         # If the stream ends first nobody waits for it, and asyncio would call that an error.
         answer.add_done_callback(_see_exception)
         return answer

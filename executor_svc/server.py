@@ -158,6 +158,11 @@ class ExecutorServer:
         """Wait until the device thread dies; gives the reason."""
         return await _outcome(self._device.died)
 
+    @property
+    def has_died(self) -> bool:
+        """Whether the device thread, or another rank, is gone."""
+        return self._device.died.done()
+
     async def drain(self) -> None:
         """Take no new owner, and leave the present one time to move its rows.
 
@@ -171,7 +176,7 @@ class ExecutorServer:
         while self._servicer.lease is not None:
             # First of all: what the owner is told goes out before its stream may end.
             await asyncio.sleep(_DRAIN_POLL_SECONDS)
-            if not self._device.num_rows:
+            if not self._device.num_rows or self._device.died.done():
                 break
             if time.monotonic() >= give_up:
                 _log.warning("drain_timed_out", num_rows=self._device.num_rows)
@@ -192,7 +197,8 @@ class ExecutorServer:
             closing.append(asyncio.to_thread(self._tracing.close))
         await asyncio.gather(*closing)
         # A load in progress ends with the process; nothing of it needs an end of its own.
-        seconds = _JOIN_SECONDS if self._device.ready.done() else 0.0
+        is_whole = self._device.ready.done() and not self._device.died.done()
+        seconds = _JOIN_SECONDS if is_whole else 0.0
         if not await asyncio.to_thread(self._device.join, seconds) and seconds:
             _log.warning("device_stuck", busy_seconds=round(self._device.busy_seconds(), 1))
 
@@ -262,7 +268,7 @@ async def _run(server: ExecutorServer, stopping: asyncio.Event) -> int:
         return 1
     _log.info("drain_started")
     await server.drain()
-    return 0
+    return 1 if server.has_died else 0
 
 
 async def _unless(stopping: asyncio.Event, work: Coroutine[Any, Any, object]) -> bool:

@@ -20,6 +20,7 @@ from executor_svc.plan import (
     RowLogprobs,
     RowStart,
     Sampling,
+    StepError,
     StepErrorKind,
     TableUpdate,
 )
@@ -41,6 +42,19 @@ _ERROR_KINDS = {
     StepErrorKind.KV_CHECK: pb.StepError.KIND_KV_CHECK,
     StepErrorKind.INTERNAL: pb.StepError.KIND_INTERNAL,
 }
+
+
+def read_plan(message: pb.StepPlan) -> Plan:
+    """Read a plan; one that is incomplete fails in its turn, and fails the steps after it."""
+    try:
+        return plan_from_proto(message)
+    except InvalidPlan as error:
+        return Plan(
+            epoch=message.epoch,
+            step_id=message.step_id,
+            broken=StepError(StepErrorKind.INVALID_PLAN, str(error)),
+            encode=message.SerializeToString,
+        )
 
 
 def plan_from_proto(message: pb.StepPlan) -> Plan:
@@ -78,6 +92,7 @@ def plan_from_proto(message: pb.StepPlan) -> Plan:
         fork_parents=list(message.fork_parents),
         fork_rows=list(message.fork_rows),
         fork_sample_indices=list(message.fork_sample_indices),
+        encode=message.SerializeToString,
     )
 
 

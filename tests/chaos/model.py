@@ -17,8 +17,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 VOCAB_SIZE = 288
 _HIDDEN = 128
 _HEAD_DIM = 64
-_NUM_HEADS = 2
-_NUM_KV_HEADS = 1
+_HEADS_OF_A_KV_HEAD = 2
 _MLP = 256
 _NUM_LAYERS = 3
 _LOGIT_SCALE = 3.0
@@ -26,8 +25,13 @@ _SPECIAL = ("<unk>", "<s>", "</s>")
 _EOS = 2
 
 
-def write_model(folder: Path) -> Path:
-    """Write configuration, weights and tokenizer of a Llama of some 500 thousand parameters."""
+def write_model(folder: Path, num_kv_heads: int = 1) -> Path:
+    """Write configuration, weights and tokenizer of a Llama of some 500 thousand parameters.
+
+    Args:
+        folder: where to.
+        num_kv_heads: with two attention heads each.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     config = {
         "architectures": ["LlamaForCausalLM"],
@@ -36,8 +40,8 @@ def write_model(folder: Path) -> Path:
         "hidden_size": _HIDDEN,
         "intermediate_size": _MLP,
         "num_hidden_layers": _NUM_LAYERS,
-        "num_attention_heads": _NUM_HEADS,
-        "num_key_value_heads": _NUM_KV_HEADS,
+        "num_attention_heads": _HEADS_OF_A_KV_HEAD * num_kv_heads,
+        "num_key_value_heads": num_kv_heads,
         "head_dim": _HEAD_DIM,
         "hidden_act": "silu",
         "max_position_embeddings": 1024,
@@ -49,7 +53,7 @@ def write_model(folder: Path) -> Path:
         "dtype": "float32",
     }
     (folder / "config.json").write_text(json.dumps(config, indent=2))
-    save_file(_weights(), folder / "model.safetensors", metadata={"format": "pt"})
+    save_file(_weights(num_kv_heads), folder / "model.safetensors", metadata={"format": "pt"})
     _tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "tokenizer_config.json").write_text(
         json.dumps({"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": _SPECIAL[_EOS]})
@@ -57,7 +61,7 @@ def write_model(folder: Path) -> Path:
     return folder
 
 
-def _weights() -> dict[str, npt.NDArray[np.float32]]:
+def _weights(num_kv_heads: int) -> dict[str, npt.NDArray[np.float32]]:
     rng = np.random.default_rng(11)
 
     def matrix(rows: int, columns: int, scale: float = 1.0) -> npt.NDArray[np.float32]:
@@ -72,7 +76,8 @@ def _weights() -> dict[str, npt.NDArray[np.float32]]:
     }
     for number in range(_NUM_LAYERS):
         layer = f"model.layers.{number}"
-        heads, kv_heads = _NUM_HEADS * _HEAD_DIM, _NUM_KV_HEADS * _HEAD_DIM
+        kv_heads = num_kv_heads * _HEAD_DIM
+        heads = _HEADS_OF_A_KV_HEAD * kv_heads
         weights |= {
             f"{layer}.input_layernorm.weight": one,
             f"{layer}.post_attention_layernorm.weight": one,

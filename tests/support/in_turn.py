@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 
 from executor_svc.plan import Outcome, Plan
 
 
 class InTurn(ABC):
     """A CPU: a step is done once it is launched."""
+
+    def start(self, on_lost: Callable[[BaseException], None]) -> None:  # noqa: B027 # nothing to do
+        """It is never lost."""
+
+    def beat(self) -> None:  # noqa: B027 # nothing to do
+        """Nobody waits for it."""
+
+    def close(self) -> None:  # noqa: B027 # nothing to do
+        """Nothing is open."""
 
     @abstractmethod
     def run(self, plan: Plan) -> Outcome:

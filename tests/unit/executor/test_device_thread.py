@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
+from executor_svc import device_thread
 from executor_svc.device_thread import DeviceThread
 from executor_svc.errors import DeviceLost, StaleEpoch, StartupError
 from executor_svc.plan import Description, Outcome, Plan, RowDigest
@@ -267,3 +268,56 @@ def test_a_device_lost_behind_the_host_answers_everybody(
     for step in steps:
         with pytest.raises(DeviceLost):
             step.result(WAIT)
+
+
+def test_an_idle_engine_shows_that_it_is_alive(
+    engine: Engine, thread: DeviceThread, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again and again, and not in the middle of a step."""
+    beats = threading.Semaphore(0)
+    monkeypatch.setattr(engine, "beat", beats.release)
+    monkeypatch.setattr(device_thread, "_BEAT_SECONDS", 0.01)
+    thread.claim(1).result(WAIT)
+    for _ in range(3):
+        assert beats.acquire(timeout=WAIT)
+
+
+def test_an_engine_is_closed_after_its_last_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once, and only if it did not die."""
+    closed: list[bool] = []
+    for error in (None, RuntimeError("the device is gone")):
+        engine = Engine()
+        engine.error = error
+        engine.gate.set()
+        monkeypatch.setattr(engine, "close", lambda: closed.append(True))
+        thread = DeviceThread(lambda engine=engine: engine)  # type: ignore[misc]
+        thread.start()
+        thread.claim(1).result(WAIT)
+        step = thread.submit(Plan(epoch=1, step_id=1))
+        assert (step.exception(WAIT) is None) == (error is None)
+        thread.stop()
+        assert thread.join(WAIT)
+    assert closed == [True]
+
+
+def test_an_engine_may_say_that_it_is_lost(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From another thread, while a step waits for the device; whoever waits is told."""
+    told: list[Callable[[BaseException], None]] = []
+    monkeypatch.setattr(engine, "start", told.append)
+    thread = DeviceThread(lambda: engine)
+    thread.start()
+    thread.claim(1).result(WAIT)
+    engine.gate.clear()
+    thread.submit(Plan(epoch=1, step_id=1))
+    assert engine.entered.wait(WAIT)
+    waiting = thread.submit(Plan(epoch=1, step_id=2))
+    told[0](DeviceLost("another rank is gone"))
+    told[0](DeviceLost("and said so twice"))
+    assert str(thread.died.result(WAIT)) == "another rank is gone"
+    with pytest.raises(DeviceLost, match="another rank is gone"):
+        waiting.result(WAIT)
+    with pytest.raises(DeviceLost):
+        thread.submit(Plan(epoch=1, step_id=3)).result(WAIT)
+    engine.gate.set()
+    thread.stop()
+    assert thread.join(WAIT)

@@ -1,0 +1,104 @@
+"""`octavo executor --tensor-parallel-size N`: starts N ranks on this machine, and ends with them.
+
+What torchrun does, with its process starter and its environment, but for signals: SIGTERM goes
+to rank 0 alone, which drains and then ends the others, so that the exit status is 0.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import time
+from datetime import timedelta
+from types import FrameType
+
+from executor_svc.logs import get_logger
+
+_log = get_logger(__name__)
+
+_POLL_SECONDS = 0.1
+_CLOSE_SECONDS = 5.0
+"""After a rank failed: how long the others have to end by themselves."""
+
+_EXIT_FAILED = 1
+
+
+def launch(argv: list[str], size: int) -> int:
+    """Run the ranks until they end.
+
+    Args:
+        argv: flags of `octavo executor`, for each of them.
+        size: how many ranks.
+
+    Returns: rank 0's status after a signal; else 0 if all ended with 0, or the status of the
+        first one that did not.
+    """
+    from torch.distributed import TCPStore
+    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+
+    # Ranks meet here. Port 0 takes a free one: nobody else can have taken it in between.
+    store = TCPStore(
+        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+    )
+    shared = {
+        "WORLD_SIZE": str(size),
+        "LOCAL_WORLD_SIZE": str(size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(store.port),
+        "TORCHELASTIC_USE_AGENT_STORE": "True",
+    }
+    if sys.platform == "linux":
+        # Nobody else has any business with the ranks' ports.
+        shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+    ranks, safe_path = range(size), ("-P",) if sys.flags.safe_path else ()
+    processes = start_processes(
+        name="octavo-executor",
+        entrypoint=sys.executable,
+        args=dict.fromkeys(ranks, (*safe_path, "-m", "executor_svc", *argv)),
+        envs={rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
+        logs_specs=DefaultLogsSpecs(),
+    )
+    leader = processes.pids()[0]
+    is_asked = threading.Event()
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        is_asked.set()
+        try:
+            os.kill(leader, number)
+        except ProcessLookupError:  # it has ended, which `wait` is about to see
+            return
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    _wait(list(processes.pids().values()))
+    result = processes.wait(period=_POLL_SECONDS)
+    failures = {} if result is None else result.failures
+    if not failures or (is_asked.is_set() and 0 not in failures):
+        return 0
+    first = min(failures.values(), key=lambda failure: failure.timestamp)
+    _log.error("rank_ended", rank=first.local_rank, status=first.exitcode)
+    return first.exitcode if first.exitcode > 0 else _EXIT_FAILED
+
+
+def _wait(pids: list[int]) -> None:
+    """Wait until all ranks have ended; once one has failed, not for long."""
+    give_up = None
+    while running := [pid for pid in pids if _ending(pid) is None]:
+        has_failed = any(_ending(pid) not in (None, 0) for pid in pids)
+        if has_failed and give_up is None:
+            give_up = time.monotonic() + _CLOSE_SECONDS
+        if give_up is not None and time.monotonic() > give_up:
+            for pid in running:
+                os.kill(pid, signal.SIGKILL)  # a stopped process takes no other signal
+            return
+        time.sleep(_POLL_SECONDS)
+
+
+def _ending(pid: int) -> int | None:
+    """How a child ended, 0 if well; None if it runs. It is left to be waited for."""
+    ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    if ended is None:
+        return None
+    return ended.si_status if ended.si_code == os.CLD_EXITED else _EXIT_FAILED

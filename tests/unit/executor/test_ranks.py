@@ -1,0 +1,180 @@
+"""What ranks tell one another, in two real processes over gloo; and how a rank finds its place."""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+import torch
+from torch import distributed, multiprocessing
+from transformers import GPT2Config, LlamaConfig, PreTrainedConfig
+
+from executor_svc.errors import DeviceLost, StartupError, UnsupportedModel
+from executor_svc.tensor_parallel.link import INLINE_BYTES, Kind, Link, Message
+from executor_svc.tensor_parallel.ranks import (
+    Place,
+    Ranks,
+    concatenate_over_ranks,
+    read_place,
+    sum_over_ranks,
+)
+from executor_svc.tensor_parallel.sharing import sharing_arguments
+
+SECONDS = 30.0
+SIZES = (0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 300_000)
+TORCHRUN = {"RANK": "1", "WORLD_SIZE": "4", "LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+
+
+def test_a_place_is_read_from_the_environment_of_torchrun() -> None:
+    """All four variables; the flag may repeat the number of ranks."""
+    assert read_place(TORCHRUN, 1) == read_place(TORCHRUN, 4) == Place(1, 4, 1, 2)
+    assert not Place(1, 4, 1, 2).leads
+    assert Place(0, 4, 0, 2).leads
+
+
+@pytest.mark.parametrize("environ", [{}, {"WORLD_SIZE": "4"}, {"RANK": "0", "WORLD_SIZE": "1"}])
+def test_a_process_is_alone_unless_torchrun_says_otherwise(environ: dict[str, str]) -> None:
+    """Then the flag is for the launcher."""
+    assert read_place(environ, 1) is None
+    assert read_place(environ, 2) is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "wanted", "message"),
+    [
+        ({"LOCAL_RANK": ""}, 1, "LOCAL_RANK"),
+        ({"RANK": "one"}, 1, "incomplete"),
+        ({"RANK": "4"}, 1, "RANK 4 of 4"),
+        ({"LOCAL_RANK": "2"}, 1, "LOCAL_RANK 2 of 2"),
+        ({"LOCAL_WORLD_SIZE": "5"}, 1, "of 5"),
+        ({}, 2, "--tensor-parallel-size is 2, but torchrun started 4"),
+    ],
+)
+def test_a_broken_environment_is_refused(
+    changes: dict[str, str], wanted: int, message: str
+) -> None:
+    """In one line that names what is wrong."""
+    with pytest.raises(StartupError, match=message):
+        read_place({**TORCHRUN, **changes}, wanted)
+
+
+def ranks_of(size: int) -> Ranks:
+    return Ranks(Place(0, size, 0, size))
+
+
+@pytest.mark.parametrize(
+    ("config", "size", "message"),
+    [
+        (
+            LlamaConfig(hidden_size=72, num_attention_heads=9, num_key_value_heads=3),
+            2,
+            "3 KV heads; it may be 1, 3",
+        ),
+        (
+            LlamaConfig(num_attention_heads=8, num_key_value_heads=4),
+            8,
+            "4 KV heads; it may be 1, 2, 4",
+        ),
+        (GPT2Config(), 2, "no tensor parallel plan for gpt2"),
+    ],
+)
+def test_a_model_that_cannot_be_cut_so_is_refused(
+    config: PreTrainedConfig, size: int, message: str
+) -> None:
+    """Before a weight is read."""
+    with pytest.raises(StartupError, match=message) as caught:
+        sharing_arguments(config, ranks_of(size), torch.device("cpu"))
+    assert isinstance(caught.value, UnsupportedModel) == (config.model_type == "gpt2")
+
+
+def test_one_gpu_for_all_ranks_is_refused() -> None:
+    """Each needs its own."""
+    with pytest.raises(StartupError, match="--device cuda:1 names one GPU"):
+        ranks_of(2).device("cuda:1")
+    assert ranks_of(2).device("cpu") == "cpu"
+
+
+def payload(size: int) -> bytes:
+    return bytes(number % 251 for number in range(size))
+
+
+def rank_zero(ranks: Ranks) -> None:
+    link = Link(ranks, SECONDS)
+    for kind in (Kind.STEP, Kind.RESET):
+        for size in SIZES:
+            link.send(Message(kind, payload(size)))
+    link.meet()
+
+
+def rank_one(ranks: Ranks) -> None:
+    link = Link(ranks, SECONDS)
+    for kind in (Kind.STEP, Kind.RESET):
+        for size in SIZES:
+            assert link.receive() == Message(kind, payload(size))
+    link.meet()
+
+
+def both(ranks: Ranks) -> None:
+    rank = ranks.place.rank
+    assert ranks.least(10 + rank) == 10
+    assert ranks.least(10 - rank) == 9
+    assert ranks.gather(b"") == [b"", b""]
+    assert ranks.gather(b"abc" * rank) == [b"", b"abc"]
+    ranks.require_same("setting", "equal")
+    with pytest.raises(StartupError, match="rank 1 has another setting than rank 0: of 1 and of 0"):
+        ranks.require_same("setting", f"of {rank}")
+    tokens = torch.tensor([5, 6]) + 10 * rank
+    ranks.broadcast(tokens)
+    assert tokens.tolist() == [5, 6]
+    values = torch.ones(3, 2) * (rank + 1)
+    sum_over_ranks(values)
+    assert values.tolist() == [[3.0, 3.0]] * 3
+    columns = torch.tensor([[1.0, 2.0], [3.0, 4.0]]) + 10 * rank
+    assert concatenate_over_ranks(columns).tolist() == [[1, 2, 11, 12], [3, 4, 13, 14]]
+
+
+def until_lost(ranks: Ranks) -> None:
+    if ranks.place.rank == 1:
+        return
+    link = Link(ranks, SECONDS)
+    with pytest.raises(DeviceLost, match="another rank of this executor is gone"):
+        for _ in range(1000):
+            link.send(Message(Kind.BEAT, payload(300_000)))
+
+
+def only_join(ranks: Ranks) -> None:
+    Link(ranks, SECONDS)
+
+
+def run_rank(rank: int, rendezvous: str, work: tuple[Callable[[Ranks], None], ...]) -> None:
+    torch.set_num_threads(1)
+    try:
+        ranks = Ranks(Place(rank, 2, rank, 2))
+        distributed.init_process_group(
+            "gloo",
+            init_method=f"file://{rendezvous}",
+            rank=rank,
+            world_size=2,
+            timeout=timedelta(seconds=SECONDS),
+        )
+        ranks._control = ranks.new_group(SECONDS)
+        work[rank](ranks)
+    except BaseException:
+        traceback.print_exc()
+        raise
+
+
+@pytest.mark.parametrize(
+    "work",
+    [(rank_zero, rank_one), (both, both), (until_lost, only_join)],
+    ids=["messages", "agreement", "loss"],
+)
+def test_two_ranks(
+    work: tuple[Callable[[Ranks], None], ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Messages of every length arrive whole and in order; ranks agree; a lost one is noticed."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[3])  # they import this module
+    multiprocessing.spawn(run_rank, (str(tmp_path / "meet"), work), nprocs=2)
