@@ -83,7 +83,7 @@ class SimulationConfig:
     sample_seconds: float = 10.0
     stop_after_seconds: float | None = None
     seed: int = 0
-    beam_openness: float = 0.35
+    beam_openness: float = 0.2
     core: CoreConfig = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -136,9 +136,7 @@ def test_beams_are_searched_to_their_length(cores: Cores, width: int) -> None:
 
 def test_more_open_steps_make_beams_share_more() -> None:
     """Beams of an open model replace one another more often, so their ancestors are younger."""
-    requests = workload.with_samples(
-        workload.sharegpt(10, rate=0.01, seed=1, max_len=1024), beam_width=4
-    )
+    requests = workload.with_samples(workload.alpaca(20, rate=0.01, seed=1), beam_width=4)
     saved = [
         simulate(one_second_steps(num_blocks=4096, beam_openness=x), requests).saved_by_sharing
         for x in (0.0, 0.3)
