@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import math
 import random
+from functools import lru_cache
 
 from scheduler_svc.core.request import PositionLogprobs, TokenLogprob
 from scheduler_svc.core.step import RowLogprobs
 from scheduler_svc.simulator.workload import FIRST_OF_OUTPUT
 
 _TABLE_SIZE = 4096
+_TABLE_SEED = 0xBEA
 _BEAM_TOKENS = FIRST_OF_OUTPUT + (1 << 29)
 
 
 class BeamCandidates:
-    """Draws one of a table of candidate lists, made ahead: the draws are many."""
+    """Draws from a table of candidate lists, made once for all: the draws are many."""
 
     def __init__(self, openness: float, seed: int) -> None:
         """Seed the draws.
@@ -34,26 +36,30 @@ class BeamCandidates:
         """
         self._openness = openness
         self._draw = random.Random(seed)
-        self._tables: dict[int, list[RowLogprobs]] = {}
 
     def next(self, num_candidates: int) -> RowLogprobs:
         """Draw what one beam reports of one step."""
-        table = self._tables.get(num_candidates)
-        if table is None:
-            table = [self._make(num_candidates, index) for index in range(_TABLE_SIZE)]
-            self._tables[num_candidates] = table
+        table = _table(self._openness, num_candidates)
         return table[int(self._draw.random() * _TABLE_SIZE)]
 
-    def _make(self, num_candidates: int, index: int) -> RowLogprobs:
-        draw = self._draw
-        is_open = draw.random() < self._openness
-        first = draw.uniform(0.2, 0.6) if is_open else draw.uniform(0.90, 0.999)
-        ratio = draw.uniform(0.5, 0.9) if is_open else draw.uniform(0.3, 0.7)
-        rest = (1 - first) * (1 - ratio)
-        probabilities = [first, *(rest * ratio**k for k in range(num_candidates - 1))]
-        probabilities.sort(reverse=True)
-        top = tuple(
-            TokenLogprob(_BEAM_TOKENS + index * num_candidates + k, math.log(p))
-            for k, p in enumerate(probabilities)
-        )
-        return RowLogprobs(PositionLogprobs(top[0], top))
+
+@lru_cache(maxsize=32)
+def _table(openness: float, num_candidates: int) -> list[RowLogprobs]:
+    draw = random.Random(_TABLE_SEED)
+    return [_candidates(draw, openness, num_candidates, index) for index in range(_TABLE_SIZE)]
+
+
+def _candidates(
+    draw: random.Random, openness: float, num_candidates: int, index: int
+) -> RowLogprobs:
+    is_open = draw.random() < openness
+    first = draw.uniform(0.2, 0.6) if is_open else draw.uniform(0.90, 0.999)
+    ratio = draw.uniform(0.5, 0.9) if is_open else draw.uniform(0.3, 0.7)
+    rest = (1 - first) * (1 - ratio)
+    probabilities = [first, *(rest * ratio**k for k in range(num_candidates - 1))]
+    probabilities.sort(reverse=True)
+    top = tuple(
+        TokenLogprob(_BEAM_TOKENS + index * num_candidates + k, math.log(p))
+        for k, p in enumerate(probabilities)
+    )
+    return RowLogprobs(PositionLogprobs(top[0], top))

@@ -95,10 +95,10 @@ def test_until_a_death_is_noticed_requests_still_go_there(cores: Cores) -> None:
 
 
 def test_random_failures_lose_nothing(cores: Cores) -> None:
-    """Thirty an hour for each of four executors; and the same ones for the same seed."""
-    requests = workload.alpaca(150, rate=0.5, seed=8, max_len=200)
+    """Ninety an hour for each of four executors; and the same ones for the same seed."""
+    requests = workload.alpaca(60, rate=0.5, seed=8, max_len=200)
     config = one_second_steps(
-        num_executors=4, failures=Failures(per_executor_hour=30.0, down_seconds=20.0), seed=1
+        num_executors=4, failures=Failures(per_executor_hour=90.0, down_seconds=20.0), seed=1
     )
     report = simulate(config, requests)
     assert report.num_deaths > 3
