@@ -44,7 +44,11 @@ test-all: setup ## Run the tests that need no GPU, in their long forms too
 .PHONY: chaos
 chaos: setup ## Break a running stack 200 times; every token must come all the same
 	@$(PY) tests/chaos/run.py $(ARGS)
-	@$(PY) -m pytest -m slow tests/chaos
+	@$(PY) -m pytest -m slow tests/chaos tests/e2e/test_executor_restart.py tests/e2e/test_tensor_parallel.py
+
+.PHONY: reproduce
+reproduce: setup ## Reproduce the paper's figures with the real scheduler core (TRACES=FOLDER adds real traces)
+	@$(PY) -m scheduler_svc.simulator.reproduce $(if $(TRACES),--traces "$(TRACES)") $(ARGS)
 
 .PHONY: console-check
 console-check: setup ## Use the web console in a real browser (needs Chromium)

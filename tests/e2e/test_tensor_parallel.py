@@ -133,6 +133,7 @@ async def test_two_ranks_draw_what_one_does(serve: Serve, model: Path, undisturb
         assert sorted(ranks_under(stack.pid("executor"))) == [0, 1]
 
 
+@pytest.mark.slow
 async def test_three_ranks_serve_the_default_model(serve: Serve, judge: Judge) -> None:
     """Its three KV heads on three ranks, tied embeddings: what plain transformers says."""
     tokens = judge.encode("The old clock in the hall")
@@ -205,6 +206,7 @@ async def test_no_stream_is_lost_with_a_rank(
         assert not any(map(is_running, ranks.values()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("victim", ["rank 0", "rank 1 stopped", "launcher"])
 async def test_ranks_end_together(victim: str, model: Path, start: Start) -> None:
     """Whoever is gone, or hangs, the rest does not stay."""
@@ -234,6 +236,7 @@ async def test_ranks_end_together(victim: str, model: Path, start: Start) -> Non
     assert await asyncio.wait_for(child.wait(), 10) != 0
 
 
+@pytest.mark.slow
 async def test_sigterm_ends_all_ranks_with_zero(model: Path, start: Start) -> None:
     """As with one rank: drained, and status 0."""
     address = free_address()
@@ -249,6 +252,7 @@ async def test_sigterm_ends_all_ranks_with_zero(model: Path, start: Start) -> No
     assert not any(map(is_running, ranks.values()))
 
 
+@pytest.mark.slow
 async def test_torchrun_starts_the_ranks(model: Path, start: Start) -> None:
     """Its environment is all that a rank needs."""
     address = free_address()
