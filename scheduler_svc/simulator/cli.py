@@ -131,7 +131,8 @@ def _requests(options: argparse.Namespace, setup: Setup | None) -> list[SimReque
     else:
         rate = 1.0 if options.rate is None else options.rate
         if num is None:
-            num = max(1, round(rate * options.seconds)) if options.seconds else 1000
+            # More than will come in the time, as a Poisson process may bring more than its mean.
+            num = round(1.2 * rate * options.seconds) + 20 if options.seconds else 1000
         draw: dict[str, Callable[..., list[SimRequest]]] = {
             "sharegpt": workload.sharegpt,
             "alpaca": workload.alpaca,
@@ -147,13 +148,12 @@ def _requests(options: argparse.Namespace, setup: Setup | None) -> list[SimReque
     kept = workload.capped(
         found, max_prompt=options.max_prompt, max_output=options.max_output, max_len=max_len
     )
+    if len(kept) < len(found):
+        sys.stderr.write(f"{len(found) - len(kept):,} requests are too long: left out\n")
     if options.seconds is not None:
         kept = [request for request in kept if request.arrival <= options.seconds]
     if not kept:
         raise workload.WorkloadError("no request is left to simulate")
-    if len(kept) < len(found):
-        num_out = len(found) - len(kept)
-        sys.stderr.write(f"{num_out:,} requests are too long or too late: left out\n")
     return kept
 
 

@@ -358,7 +358,8 @@ class _Simulation:
         """Look how many executors there should be, as an autoscaler does."""
         scale, fleet = self._config.autoscale, self._fleet
         assert scale is not None
-        present = fleet.num_takers + self._num_coming
+        # Dead ones are there too: they come back.
+        present = len(fleet.executors) + self._num_coming
         wish = scale.wanted(present, fleet.longest_wait(now), fleet.block_use())
         self._wishes = [w for w in self._wishes if w[0] > now - scale.calm_seconds]
         self._wishes.append((now, wish))

@@ -135,6 +135,18 @@ def test_an_executor_that_is_given_up_hands_its_requests_on(cores: Cores) -> Non
     check_idle(cores)
 
 
+def test_dead_executors_count_among_those_that_there_are(cores: Cores) -> None:
+    """They come back, and then there must not be more than the bound."""
+    requests = [SimRequest(0.5 * i, 10, 20) for i in range(200)]
+    scale = Autoscale(1, 3, queue_wait_seconds=1.0, start_seconds=0.0)
+    failures = Failures(at=((12.0, 0), (40.0, 0)), down_seconds=60.0)
+    report = simulate(one_second_steps(autoscale=scale, failures=failures), requests)
+    check_all_served(report, requests)
+    check_idle(cores)
+    assert report.num_deaths == 1  # at the second time it was dead already
+    assert report.max_executors == 3
+
+
 @pytest.mark.parametrize(
     ("present", "wait", "use", "expected"),
     [
