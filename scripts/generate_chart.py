@@ -49,7 +49,7 @@ _GATEWAY_SETS = (
 # What the chart sets by itself from other values, or leaves alone (the scheduler's id).
 CHART_SETS: dict[str, frozenset[str]] = {
     "scheduler": frozenset([*_BOTH_SET.split(), *_SCHEDULER_SETS.split()]),
-    "executor": frozenset([*_BOTH_SET.split(), "device", "grace_seconds"]),
+    "executor": frozenset([*_BOTH_SET.split(), "device", "tensor_parallel_size", "grace_seconds"]),
     "gateway": frozenset(_GATEWAY_SETS.split()),
 }
 _TYPES = {
@@ -74,7 +74,8 @@ $ helm install octavo ./helm/octavo --values helm/octavo/ci/cpu-demo-values.yaml
 $ helm test octavo
 ```
 
-[ci/](ci) has values to start from: `cpu-demo`, `single-gpu`, `eight-gpu-node`, `production`.
+[ci/](ci) has values to start from: `cpu-demo`, `single-gpu`, `eight-gpu-node`, `eight-gpu-tp`,
+`production`.
 `values.schema.json` refuses values that do not exist or are out of bounds, naming them.
 
 This page and the schema are generated from `values.yaml` and the services' settings by

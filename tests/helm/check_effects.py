@@ -50,12 +50,7 @@ CONTEXTS: tuple[dict[str, Any], ...] = (
     },
 )
 # Values whose effect is to be refused, or to lift a refusal: see check_render.py.
-REFUSED_ALONE = {
-    "scheduler.allowStandby",
-    "executor.gpu.count",
-    "executor.leaderWorkerSet.size",
-    "tls.certManager.enabled",
-}
+REFUSED_ALONE = {"scheduler.allowStandby", "tls.certManager.enabled"}
 # What a value without an enum or a bound may be instead.
 OTHER: dict[str, Any] = {
     "image.pullSecrets": [{"name": "s"}],
@@ -96,6 +91,7 @@ WITH: dict[str, dict[str, Any]] = {
     "tls.scheduler.enabled": {"tls.certManager.enabled": True},
     "tls.gateway.enabled": {"tls.certManager.enabled": True},
     "executor.leaderWorkerSet.enabled": {"model.fetch.persistence.enabled": False},
+    "executor.leaderWorkerSet.size": {"executor.leaderWorkerSet.enabled": True},
     "executor.replicas": {"scheduler.replicas": 1},
 }
 

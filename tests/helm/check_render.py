@@ -45,6 +45,10 @@ WAYS: dict[str, dict[str, Any]] = {
     "defaults": {},
     "image-volume": {"model.source": "image", "model.image.reference": "example.com/m:1"},
     "leader-worker-set": {"executor.leaderWorkerSet.enabled": True},
+    "groups": {
+        "executor.leaderWorkerSet": {"enabled": True, "size": 2},
+        "executor.gpu.count": 4,
+    },
     "given-secrets": TLS_SECRETS,
     "ingress": {"gateway.ingress.enabled": True, "gateway.ingress.host": "llm.example.com"},
     "no-gateway": {"gateway.enabled": False},
@@ -164,10 +168,17 @@ def test_the_schema_refuses_and_names(helm: str, name: str, value: Any) -> None:
 TOGETHER: dict[str, tuple[dict[str, Any], str]] = {
     "more schedulers": ({"scheduler.replicas": 2}, "scheduler.replicas: up to 2 schedulers"),
     "schedulers that grow": ({"scheduler.autoscaling.enabled": True}, "scheduler.allowStandby"),
-    "two GPUs": ({"executor.gpu.count": 2}, "executor.gpu.count: 2 GPUs for one executor"),
-    "two pods": (
-        {"executor.leaderWorkerSet.enabled": True, "executor.leaderWorkerSet.size": 2},
-        "executor.leaderWorkerSet.size: 2 pods for one executor",
+    "scaling by what is not requested": (
+        {
+            "scheduler.autoscaling": {"enabled": True, "maxReplicas": 1},
+            "scheduler.resources.requests.cpu": None,
+        },
+        "scheduler.resources.requests.cpu",
+    ),
+    "ranks on CPUs": ({"device": "cpu", "executor.gpu.count": 2}, "executor.config.numThreads"),
+    "pods without a group": (
+        {"executor.leaderWorkerSet.size": 2},
+        "executor.leaderWorkerSet.enabled",
     ),
     "volumes of a set": (
         {"executor.leaderWorkerSet.enabled": True, "model.fetch.persistence.enabled": True},

@@ -120,14 +120,18 @@ def pods(manifests: list[Manifest]) -> dict[str, Manifest]:
     for manifest in manifests:
         spec = manifest.get("spec", {})
         if manifest["kind"] in {"Deployment", "StatefulSet"}:
-            template = spec["template"]
+            templates = [spec["template"]]
         elif manifest["kind"] == "LeaderWorkerSet":
-            template = spec["leaderWorkerTemplate"]["workerTemplate"]
+            kinds = ("leaderTemplate", "workerTemplate")
+            group = spec["leaderWorkerTemplate"]
+            templates = [group[kind] for kind in kinds if kind in group]
         elif manifest["kind"] == "Pod":
-            template = manifest
+            templates = [manifest]
         else:
             continue
-        found[template["metadata"]["labels"]["app.kubernetes.io/component"]] = template["spec"]
+        for template in templates:
+            labels = template["metadata"]["labels"]
+            found[labels["app.kubernetes.io/component"]] = template["spec"]
     return found
 
 

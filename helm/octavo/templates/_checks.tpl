@@ -38,11 +38,14 @@
 {{- fail "executor.autoscaling.schedulerJob: say under which job Prometheus has the schedulers, or set metrics.podMonitor.enabled" -}}
 {{- end -}}
 {{- end -}}
-{{- if gt (int .Values.executor.gpu.count) 1 -}}
-{{- fail (printf "executor.gpu.count: %d GPUs for one executor: a model split over GPUs (tensor parallel) is not there yet. Use 1, and more executor.replicas" (int .Values.executor.gpu.count)) -}}
+{{- if and .Values.scheduler.autoscaling.enabled (not (dig "requests" "cpu" "" .Values.scheduler.resources)) -}}
+{{- fail "scheduler.resources.requests.cpu: scheduler.autoscaling goes by the use of what is requested" -}}
 {{- end -}}
-{{- if and .Values.executor.leaderWorkerSet.enabled (gt (int .Values.executor.leaderWorkerSet.size) 1) -}}
-{{- fail (printf "executor.leaderWorkerSet.size: %d pods for one executor: executors over several nodes (tensor parallel) are not there yet. Use 1" (int .Values.executor.leaderWorkerSet.size)) -}}
+{{- if and (eq .Values.device "cpu") (gt (int .Values.executor.gpu.count) 1) (not (hasKey .Values.executor.config "numThreads")) -}}
+{{- fail "executor.config.numThreads: several ranks share the CPUs, so say how many threads each has" -}}
+{{- end -}}
+{{- if and (gt (int .Values.executor.leaderWorkerSet.size) 1) (not .Values.executor.leaderWorkerSet.enabled) -}}
+{{- fail "executor.leaderWorkerSet.enabled: an executor of several pods (executor.leaderWorkerSet.size) needs it" -}}
 {{- end -}}
 {{- if and .Values.executor.leaderWorkerSet.enabled .Values.model.fetch.persistence.enabled -}}
 {{- fail "model.fetch.persistence.enabled: a LeaderWorkerSet makes no volumes; use model.source pvc, or a StatefulSet" -}}

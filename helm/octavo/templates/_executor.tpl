@@ -1,4 +1,29 @@
-{{/* The executor's pod, the same under a StatefulSet and a LeaderWorkerSet. */}}
+{{/* The executor's pods, the same under a StatefulSet and a LeaderWorkerSet. */}}
+
+{{/* Whether an executor is a group of pods; then the first one speaks for all. */}}
+{{- define "octavo.executor.isGroup" -}}
+{{- if and .Values.executor.leaderWorkerSet.enabled (gt (int .Values.executor.leaderWorkerSet.size) 1) }}true{{ end -}}
+{{- end -}}
+
+{{/* Ranks of an executor: one for each GPU of all its pods. */}}
+{{- define "octavo.executor.ranks" -}}
+{{- mul (int .Values.executor.gpu.count) (ternary (int .Values.executor.leaderWorkerSet.size) 1 .Values.executor.leaderWorkerSet.enabled) -}}
+{{- end -}}
+
+{{/* Selects all pods of executors, those that speak and those that follow. */}}
+{{- define "octavo.executor.selector" -}}
+{{- if include "octavo.executor.isGroup" . -}}
+matchLabels:
+  {{- include "octavo.selectorOfAll" . | nindent 2 }}
+matchExpressions:
+  - key: app.kubernetes.io/component
+    operator: In
+    values: [executor, executor-worker]
+{{- else -}}
+matchLabels:
+  {{- include "octavo.selector" (dict "root" . "part" "executor") | nindent 2 }}
+{{- end -}}
+{{- end -}}
 
 {{/* A LeaderWorkerSet makes a service of its own name, which has the addresses of all its pods,
      ready or not: that must not be the one that schedulers look at. */}}
@@ -6,17 +31,22 @@
 {{- include "octavo.name" (dict "root" . "part" (ternary "executor-groups" "executor" .Values.executor.leaderWorkerSet.enabled)) -}}
 {{- end -}}
 
+{{/* Takes (dict "root" $ "part" PART): the executor, or an executor-worker, a further pod of a
+     group, which nobody connects to but its group. */}}
 {{- define "octavo.executor.template" -}}
+{{- $part := . -}}
+{{- $speaks := eq .part "executor" -}}
+{{- with .root -}}
 metadata:
   labels:
-    {{- include "octavo.podLabels" (dict "root" . "part" "executor") | nindent 4 }}
+    {{- include "octavo.podLabels" $part | nindent 4 }}
   annotations:
     kubectl.kubernetes.io/default-container: executor
     {{- with .Values.executor.podAnnotations }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
 spec:
-  {{- include "octavo.pod" (dict "root" . "part" "executor" "values" .Values.executor) | nindent 2 }}
+  {{- include "octavo.pod" (dict "root" . "part" $part.part "account" "executor" "values" .Values.executor) | nindent 2 }}
   {{- with .Values.executor.runtimeClassName }}
   runtimeClassName: {{ . }}
   {{- end }}
@@ -29,8 +59,15 @@ spec:
     - name: executor
       image: {{ include "octavo.executor.image" . }}
       imagePullPolicy: {{ .Values.image.pullPolicy }}
+      {{- if include "octavo.executor.isGroup" . }}
+      # Its controller sets the address and the index.
+      command: [torchrun]
+      args:
+        {{- include "octavo.executor.torchrun" . | fromJsonArray | toYaml | nindent 8 }}
+      {{- end }}
       env:
-        {{- include "octavo.executor.env" . | trim | nindent 8 }}
+        {{- include "octavo.executor.env" (dict "root" . "speaks" $speaks) | trim | nindent 8 }}
+      {{- if $speaks }}
       ports:
         - name: grpc
           containerPort: {{ .Values.executor.port }}
@@ -52,6 +89,7 @@ spec:
         {{- include "octavo.healthCheck" $check | trim | nindent 8 }}
         periodSeconds: 10
         failureThreshold: 2
+      {{- end }}
       {{- with include "octavo.lifecycle" .Values.executor | trim }}
       {{- . | nindent 6 }}
       {{- end }}
@@ -65,7 +103,7 @@ spec:
         - name: shm
           mountPath: /dev/shm
         {{- include "octavo.model.mount" . | nindent 8 }}
-        {{- if .Values.tls.executors.enabled }}
+        {{- if and $speaks .Values.tls.executors.enabled }}
         - name: server
           mountPath: /etc/octavo/server
           readOnly: true
@@ -81,22 +119,37 @@ spec:
     {{- with include "octavo.model.volume" (dict "root" . "claim" .Values.model.fetch.persistence.enabled) | trim }}
     {{- . | nindent 4 }}
     {{- end }}
-    {{- if .Values.tls.executors.enabled }}
+    {{- if and $speaks .Values.tls.executors.enabled }}
     {{- include "octavo.secretVolume" (dict "name" "server" "secret" (include "octavo.tls.executorsServer" .)) | nindent 4 }}
     {{- end }}
 {{- end -}}
+{{- end -}}
 
+{{/* Starts a pod's share of the ranks of a group. A rank but the first ends when the first says
+     so, so it is given until after the first one's drain. */}}
+{{- define "octavo.executor.torchrun" -}}
+{{- list "--nnodes" (toString .Values.executor.leaderWorkerSet.size) "--node-rank" "$(LWS_WORKER_INDEX)" "--nproc-per-node" (toString .Values.executor.gpu.count) "--master-addr" "$(LWS_LEADER_ADDRESS)" "--master-port" "29500" "--shutdown-timeout" (toString (add .Values.executor.drainSeconds 5)) "-m" "executor_svc" | toJson -}}
+{{- end -}}
+
+{{/* Takes (dict "root" $ "speaks" BOOL): whether others connect to it. */}}
 {{- define "octavo.executor.env" -}}
+{{- $speaks := .speaks -}}
+{{- with .root -}}
 - name: OCTAVO_EXECUTOR_MODEL
   value: {{ .Values.model.name | quote }}
 - name: OCTAVO_EXECUTOR_MODEL_STORE
   value: /models
-- name: OCTAVO_EXECUTOR_LISTEN
-  value: "{{ .Values.bindAddress }}:{{ .Values.executor.port }}"
 - name: OCTAVO_EXECUTOR_DEVICE
   value: {{ ternary "cuda" "cpu" (eq .Values.device "gpu") }}
+{{- if gt (int (include "octavo.executor.ranks" .)) 1 }}
+- name: OCTAVO_EXECUTOR_TENSOR_PARALLEL_SIZE
+  value: {{ include "octavo.executor.ranks" . | quote }}
+{{- end }}
 - name: OCTAVO_EXECUTOR_GRACE_SECONDS
   value: {{ .Values.executor.drainSeconds | toJson | quote }}
+{{- if $speaks }}
+- name: OCTAVO_EXECUTOR_LISTEN
+  value: "{{ .Values.bindAddress }}:{{ .Values.executor.port }}"
 {{- if .Values.metrics.enabled }}
 - name: OCTAVO_EXECUTOR_METRICS_LISTEN
   value: "{{ .Values.bindAddress }}:{{ .Values.metrics.port }}"
@@ -111,6 +164,7 @@ spec:
 {{- else }}
 - name: OCTAVO_EXECUTOR_INSECURE_BIND
   value: "true"
+{{- end }}
 {{- end }}
 {{- if and (eq .Values.device "cpu") (not (hasKey .Values.executor.config "numThreads")) }}
 # A process sees all CPUs of its node, whatever its limit is.
@@ -129,6 +183,7 @@ spec:
 {{- with .Values.executor.extraEnv }}
 {{ toYaml . }}
 {{- end }}
+{{- end -}}
 {{- end -}}
 
 {{- define "octavo.executor.resources" -}}

@@ -22,9 +22,13 @@
 {{- printf "%s.%s.svc.%s" (include "octavo.name" .) .root.Release.Namespace .root.Values.clusterDomain -}}
 {{- end -}}
 
+{{- define "octavo.selectorOfAll" -}}
+app.kubernetes.io/name: {{ default .Chart.Name .Values.nameOverride }}
+app.kubernetes.io/instance: {{ .Release.Name }}
+{{- end -}}
+
 {{- define "octavo.selector" -}}
-app.kubernetes.io/name: {{ default .root.Chart.Name .root.Values.nameOverride }}
-app.kubernetes.io/instance: {{ .root.Release.Name }}
+{{ include "octavo.selectorOfAll" .root }}
 app.kubernetes.io/component: {{ .part }}
 {{- end -}}
 

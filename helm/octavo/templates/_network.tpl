@@ -7,6 +7,17 @@
           {{- include "octavo.selector" (dict "root" . "part" "scheduler") | nindent 10 }}
   ports:
     - port: grpc
+{{- if include "octavo.executor.isGroup" . }}
+{{ include "octavo.ingress.executor-worker" . }}
+{{- end }}
+{{- end -}}
+
+{{/* Ranks choose the ports on which they reach one another. No policy can tell one group of a set
+     from another. */}}
+{{- define "octavo.ingress.executor-worker" -}}
+- from:
+    - podSelector:
+        {{- include "octavo.executor.selector" . | nindent 8 }}
 {{- end -}}
 
 {{- define "octavo.ingress.scheduler" -}}
@@ -53,6 +64,11 @@
       protocol: UDP
     - port: 53
       protocol: TCP
+{{- if include "octavo.executor.isGroup" . }}
+- to:
+    - podSelector:
+        {{- include "octavo.executor.selector" . | nindent 8 }}
+{{- end }}
 {{- if include "octavo.model.fetches" . }}
 - ports:
     - port: 443

@@ -1,9 +1,10 @@
 {{/* What all pods have in common. */}}
 
-{{/* The start of a pod's spec. Takes (dict "root" $ "part" NAME "values" VALUES-OF-THE-SERVICE). */}}
+{{/* The start of a pod's spec. Takes (dict "root" $ "part" NAME "values" VALUES-OF-THE-SERVICE),
+     and "account", the part whose service account it has, where that is another one. */}}
 {{- define "octavo.pod" -}}
 {{- $v := .values -}}
-serviceAccountName: {{ include "octavo.serviceAccountName" . }}
+serviceAccountName: {{ include "octavo.serviceAccountName" (dict "root" .root "part" (default .part .account)) }}
 automountServiceAccountToken: false
 # Else Kubernetes sets variables that begin as our own do, for services of these names.
 enableServiceLinks: false
