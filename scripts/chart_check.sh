@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Check the Helm chart with helm 3 and helm 4, and the Dockerfiles with hadolint.
+# Check the Helm chart with helm 3 and helm 4, and the Dockerfiles with hadolint. What the chart
+# renders is run, with the default model and with Prometheus: this takes minutes.
 #
 # Environment:
 #   OCTAVO_HELM      helm programs, with colons between; else those of the PATH and of
@@ -38,6 +39,7 @@ for major in v3 v4; do
 done
 [[ -n $OCTAVO_HADOLINT ]] || die "no hadolint: $get, or name yours in OCTAVO_HADOLINT"
 "$python" -P -c 'import kubernetes_validate' 2>/dev/null || die "no kubernetes-validate: pip install kubernetes-validate"
+command -v prometheus >/dev/null || die "no prometheus: on Debian and Ubuntu, apt install prometheus; elsewhere, https://prometheus.io/download"
 export OCTAVO_HELM OCTAVO_HADOLINT
 
 exec "$python" -P -m pytest tests/helm/test_*.py tests/helm/check_*.py "$@"
