@@ -67,7 +67,8 @@ def _serve(config: ExecutorConfig, place: Place | None) -> int:
     from executor_svc.server import serve
 
     def load() -> Engine:  # on the device thread: torch and the model take their time
-        return _load(config, place)
+        engine: Engine = _load(config, place)
+        return engine
 
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(serve(config, load))
@@ -94,6 +95,8 @@ def _follow(config: ExecutorConfig, place: Place) -> int:
     except DeviceLost as error:
         log.critical("rank_lost", reason=str(error))
         return _EXIT_STARTUP
+    except StartupError as error:
+        raise StartupError(f"rank {place.rank}: {error}") from error
     return 0
 
 
@@ -145,7 +148,10 @@ def _load_from(config: ExecutorConfig, place: Place | None, folder: Path) -> Any
     from executor_svc.tensor_parallel.follower import Follower
     from executor_svc.tensor_parallel.leader import Leader
     from executor_svc.tensor_parallel.ranks import Ranks, choose_device_type
+    from executor_svc.tensor_parallel.sharing import check_shareable
 
+    if place.leads:  # one rank is enough to complain
+        check_shareable(folder, place, config.device)
     ranks = Ranks.join(place, choose_device_type(config.device))
     return (Leader if place.leads else Follower).load(config, folder, ranks)
 

@@ -34,9 +34,10 @@ from executor_svc.batch import StepBatch
 from executor_svc.capture_guard import CaptureGuard
 from executor_svc.drawn import Feed
 from executor_svc.logs import get_logger
-from executor_svc.model_loader import LoadedModel, forward, one_line
+from executor_svc.model_loader import LoadedModel, forward
 from executor_svc.pool import KvPool
 from executor_svc.rows import Limits
+from executor_svc.tensor_parallel.ranks import one_line
 from executor_svc.transfer import send
 from executor_svc.triton_attention import DecodeStep
 

@@ -25,7 +25,7 @@ from executor_svc.fused_layers import fuse
 from executor_svc.huge_pages import populate, return_freed_memory, use_huge_pages
 from executor_svc.kv_check import KvCheck
 from executor_svc.logs import get_logger
-from executor_svc.model_loader import LoadedModel, load_model, one_line
+from executor_svc.model_loader import LoadedModel, load_model
 from executor_svc.model_runner import ModelRunner
 from executor_svc.plan import (
     Description,
@@ -41,7 +41,7 @@ from executor_svc.pool_size import size_pool
 from executor_svc.rows import Limits, RowTable
 from executor_svc.sampler import row_errors, sample
 from executor_svc.tensor_parallel.drawing import SharedDraw
-from executor_svc.tensor_parallel.ranks import Ranks
+from executor_svc.tensor_parallel.ranks import Ranks, one_line
 from executor_svc.transfer import Mark
 
 _log = get_logger(__name__)

@@ -52,7 +52,7 @@ class Linear:
 
 def local(weight: Tensor) -> Tensor:
     """This rank's share of a weight: all of it, unless it is cut over ranks."""
-    share: Tensor = weight.to_local() if is_cut(weight) else weight  # type: ignore[operator]  # DTensor's
+    share: Tensor = weight.to_local() if is_cut(weight) else weight  # type: ignore[attr-defined]  # DTensor's
     return share.detach()
 
 

@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from executor_svc import attention
 from executor_svc.errors import StartupError, UnsupportedModel
 from executor_svc.pool import KvShape
-from executor_svc.tensor_parallel.ranks import Ranks
+from executor_svc.tensor_parallel.ranks import Ranks, one_line
 from executor_svc.tensor_parallel.sharing import sharing_arguments
 
 # Rotary embeddings of these kinds look at the longest position of the whole batch.
@@ -67,7 +67,7 @@ def load_model(
         raise StartupError(f"cannot read the model in {folder}: {one_line(error)}") from error
     model_class = _model_class(config)
     length = _max_model_len(config, max_model_len)
-    sharing = {} if ranks is None else sharing_arguments(config, ranks, where)
+    sharing = {} if ranks is None else sharing_arguments(ranks.place.size)
     try:
         model = model_class.from_pretrained(
             folder, dtype=kind, attn_implementation=attention.ATTENTION_NAME, **sharing
@@ -164,12 +164,6 @@ def choose_dtype(name: str, device: torch.device) -> torch.dtype:
     features = torch.cpu.get_capabilities()
     fast = features.get("avx512_bf16") or features.get("amx_bf16") or features.get("bf16")
     return torch.bfloat16 if fast else torch.float32
-
-
-def one_line(error: BaseException) -> str:
-    """The first line of an error's message."""
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
 
 
 def _model_class(config: transformers.PreTrainedConfig) -> Any:

@@ -6,6 +6,7 @@ to rank 0 alone, which drains and then ends the others, so that the exit status 
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -20,7 +21,7 @@ _log = get_logger(__name__)
 
 _POLL_SECONDS = 0.1
 _CLOSE_SECONDS = 5.0
-"""After a rank failed: how long the others have to end by themselves."""
+"""How long rank 0 has to end after another rank failed."""
 
 _EXIT_FAILED = 1
 
@@ -35,9 +36,11 @@ def launch(argv: list[str], size: int) -> int:
     Returns: rank 0's status after a signal; else 0 if all ended with 0, or the status of the
         first one that did not.
     """
-    from torch.distributed import TCPStore
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, start_processes
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # documented there
+    from torch.distributed.elastic import multiprocessing
 
+    # What it would say of ranks that fail is said by them, or below.
+    logging.getLogger(multiprocessing.__name__).setLevel(logging.CRITICAL)
     # Ranks meet here. Port 0 takes a free one: nobody else can have taken it in between.
     store = TCPStore(
         "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
@@ -53,12 +56,12 @@ def launch(argv: list[str], size: int) -> int:
         # Nobody else has any business with the ranks' ports.
         shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     ranks, safe_path = range(size), ("-P",) if sys.flags.safe_path else ()
-    processes = start_processes(
+    processes = multiprocessing.start_processes(
         name="octavo-executor",
         entrypoint=sys.executable,
         args=dict.fromkeys(ranks, (*safe_path, "-m", "executor_svc", *argv)),
         envs={rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
-        logs_specs=DefaultLogsSpecs(),
+        logs_specs=multiprocessing.DefaultLogsSpecs(),
     )
     leader = processes.pids()[0]
     is_asked = threading.Event()
@@ -78,18 +81,24 @@ def launch(argv: list[str], size: int) -> int:
     if not failures or (is_asked.is_set() and 0 not in failures):
         return 0
     first = min(failures.values(), key=lambda failure: failure.timestamp)
-    _log.error("rank_ended", rank=first.local_rank, status=first.exitcode)
-    return first.exitcode if first.exitcode > 0 else _EXIT_FAILED
+    if first.exitcode > 0:
+        return first.exitcode  # it has said why
+    _log.critical("rank_killed", rank=first.local_rank, signal=-first.exitcode)
+    return _EXIT_FAILED
 
 
 def _wait(pids: list[int]) -> None:
-    """Wait until all ranks have ended; once one has failed, not for long."""
+    """Wait until all ranks have ended.
+
+    Once one has failed rank 0 gets a moment, to tell who owns it; without it the others have
+    nothing to do.
+    """
     give_up = None
     while running := [pid for pid in pids if _ending(pid) is None]:
         has_failed = any(_ending(pid) not in (None, 0) for pid in pids)
         if has_failed and give_up is None:
-            give_up = time.monotonic() + _CLOSE_SECONDS
-        if give_up is not None and time.monotonic() > give_up:
+            give_up = time.monotonic() + (_CLOSE_SECONDS if pids[0] in running else 0)
+        if give_up is not None and (time.monotonic() > give_up or pids[0] not in running):
             for pid in running:
                 os.kill(pid, signal.SIGKILL)  # a stopped process takes no other signal
             return

@@ -94,23 +94,23 @@ class Ranks:
         from torch import distributed
 
         ranks = cls(place)
-        arguments = {}
+        device = None
         if device_type == "cuda":
-            torch.cuda.set_device(place.local_rank)
-            arguments["device_id"] = torch.device("cuda", place.local_rank)
+            device = torch.device("cuda", place.local_rank)
+            torch.cuda.set_device(device)
         try:
             distributed.init_process_group(
                 "nccl" if device_type == "cuda" else "gloo",
                 rank=place.rank,
                 world_size=place.size,
                 timeout=timedelta(seconds=LOAD_SECONDS),
-                **arguments,
+                device_id=device,
             )
             ranks._control = ranks.new_group(LOAD_SECONDS)
             distributed.monitored_barrier(ranks._control, timedelta(seconds=START_SECONDS))
         except (RuntimeError, ValueError) as error:
             raise StartupError(
-                f"rank {place.rank} of {place.size} did not meet the others: {_one_line(error)}"
+                f"rank {place.rank} of {place.size} did not meet the others: {one_line(error)}"
             ) from error
         return ranks
 
@@ -118,15 +118,8 @@ class Ranks:
         """The device of this rank.
 
         Args:
-            wanted: --device.
-
-        Raises:
-            StartupError: if it names one device for all ranks.
+            wanted: --device, which `sharing.check_shareable` did not refuse.
         """
-        if wanted.startswith("cuda:"):
-            raise StartupError(
-                f"--device {wanted} names one GPU, and each rank needs its own; give cuda"
-            )
         if choose_device_type(wanted) == "cpu":
             return "cpu"
         return f"cuda:{self.place.local_rank}"
@@ -135,8 +128,9 @@ class Ranks:
         """A group of all ranks on the host, whose calls wait so many seconds at most."""
         from torch import distributed
 
-        group = distributed.new_group(backend="gloo", timeout=timedelta(seconds=seconds))
-        assert group is not None
+        group: distributed.ProcessGroup = distributed.new_group(
+            backend="gloo", timeout=timedelta(seconds=seconds)
+        )
         return group
 
     def least(self, number: int) -> int:
@@ -253,9 +247,10 @@ def concatenate_over_ranks(tensor: Tensor) -> Tensor:
 
 def lost(error: Exception) -> DeviceLost:
     """What it means that a call to the other ranks failed."""
-    return DeviceLost(f"another rank of this executor is gone: {_one_line(error)}")
+    return DeviceLost(f"another rank of this executor is gone: {one_line(error)}")
 
 
-def _one_line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """The first line of an error's message."""
     lines = str(error).strip().splitlines()
     return lines[0] if lines else type(error).__name__

@@ -21,7 +21,7 @@ from executor_svc.tensor_parallel.ranks import (
     read_place,
     sum_over_ranks,
 )
-from executor_svc.tensor_parallel.sharing import sharing_arguments
+from executor_svc.tensor_parallel.sharing import check_heads, check_shareable
 
 SECONDS = 30.0
 SIZES = (0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 300_000)
@@ -61,10 +61,6 @@ def test_a_broken_environment_is_refused(
         read_place({**TORCHRUN, **changes}, wanted)
 
 
-def ranks_of(size: int) -> Ranks:
-    return Ranks(Place(0, size, 0, size))
-
-
 @pytest.mark.parametrize(
     ("config", "size", "message"),
     [
@@ -86,15 +82,29 @@ def test_a_model_that_cannot_be_cut_so_is_refused(
 ) -> None:
     """Before a weight is read."""
     with pytest.raises(StartupError, match=message) as caught:
-        sharing_arguments(config, ranks_of(size), torch.device("cpu"))
+        check_heads(config, size)
     assert isinstance(caught.value, UnsupportedModel) == (config.model_type == "gpt2")
 
 
-def test_one_gpu_for_all_ranks_is_refused() -> None:
-    """Each needs its own."""
-    with pytest.raises(StartupError, match="--device cuda:1 names one GPU"):
-        ranks_of(2).device("cuda:1")
-    assert ranks_of(2).device("cpu") == "cpu"
+@pytest.mark.parametrize(
+    ("device", "num_gpus", "message"),
+    [
+        ("cuda:1", 2, "--device cuda:1 names one GPU, and each rank needs its own"),
+        ("cuda", 1, "2 ranks on this machine need a GPU each, and torch sees 1"),
+        ("cuda", 0, "torch sees 0"),
+        ("auto", 1, "torch sees 1"),
+        ("cpu", 1, "set CUDA_VISIBLE_DEVICES to nothing"),
+    ],
+)
+def test_devices_that_do_not_go_round_are_refused(
+    device: str, num_gpus: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before a rank waits for the others."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: num_gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: num_gpus)
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: num_gpus > 0)
+    with pytest.raises(StartupError, match=message):
+        check_shareable(tmp_path, Place(0, 2, 0, 2), device)
 
 
 def payload(size: int) -> bytes:
