@@ -112,7 +112,7 @@ chart: setup ## Write the Helm chart's schema, page, dashboard and rules from th
 	@$(PY) scripts/generate_chart.py
 
 .PHONY: chart-check
-chart-check: setup ## Check the chart and the Dockerfiles (needs helm, hadolint; says what is missing)
+chart-check: setup ## Check the chart and the Dockerfiles (needs helm, hadolint, Prometheus; says what is missing)
 	@bash scripts/chart_check.sh $(ARGS)
 
 .PHONY: node-client

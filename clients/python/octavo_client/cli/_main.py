@@ -37,6 +37,7 @@ _SERVICES = ServiceCommands(
         "gateway": ("gateway", "Serve OpenAI's HTTP API in front of a scheduler."),
         "model": ("executor", "Fetch models into the store, list what is there."),
         "keys": ("scheduler", "Make, list and revoke a scheduler's API keys."),
+        "simulate": ("scheduler", "Simulate executors under a load."),
     },
 )
 
