@@ -176,8 +176,8 @@ def run(context: Context) -> Findings:
                     ),
                     Line(
                         "requests/s",
-                        [day * i / 200 for i in range(200)],
-                        [_rate(day * i / 200, day) for i in range(200)],
+                        [day * i / 100 for i in range(100)],
+                        [_rate(day * i / 100, day) for i in range(100)],
                     ),
                 ],
             ),
@@ -212,9 +212,8 @@ def run(context: Context) -> Findings:
         ],
         notes=[
             "What the rule costs is the time that an executor takes to start: until then the queue "
-            "grows. A lower target starts them earlier, for more executor-hours. A "
-            "day of 24 hours has the same shape with more time for each step of it, so "
-            "the lag after a burst weighs less there.",
+            "grows. A lower target for the blocks starts them earlier. A day of 24 hours has the "
+            "same shape with more time for each step of it, so the lag weighs less there.",
         ],
     )
 

@@ -80,7 +80,7 @@ def run(context: Context) -> Findings:
     ]
     reports = context.map(_run, jobs)
     mixed, plain = reports[: len(budgets)], reports[len(budgets) :]
-    names = [f"{budget:,}" if budget < _UNCHUNKED else "whole prompts" for budget in budgets]
+    names = [f"{budget:,}" if budget < _UNCHUNKED else "whole" for budget in budgets]
     least, whole = mixed[0].itl.p99, mixed[-1].itl.p99
     wanted = mixed[0].itl.p99 / plain[0].itl.p99
     return Findings(

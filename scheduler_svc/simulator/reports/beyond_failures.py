@@ -163,9 +163,9 @@ def run(context: Context) -> Findings:
         ],
         panels=[
             Panel(
-                "How much later requests ended than without deaths",
-                "seconds",
-                "share of requests that ended later by more",
+                "Requests that end later than without deaths",
+                "seconds later",
+                "share of all requests, that much or more",
                 lines=[
                     _tail(names[1], late),
                     _tail(names[2], _delays(calm, crashed)),

@@ -138,7 +138,7 @@ def run_schedulers(context: Context) -> Findings:
             Panel(
                 "One scheduler",
                 "executors",
-                "share of the executors' time that they work",
+                "share of time that executors work",
                 lines=[
                     Line("simulated", sizes, alone),
                     Line(
@@ -152,7 +152,7 @@ def run_schedulers(context: Context) -> Findings:
             Panel(
                 f"{most} executors",
                 "schedulers",
-                "share of the executors' time that they work",
+                "share of time that executors work",
                 lines=[Line("simulated", shares, [_busy(job, found[job]) for job in shared])],
                 y_limit=1.05,
             ),
