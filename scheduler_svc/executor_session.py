@@ -141,7 +141,7 @@ class ExecutorSession:
 
     @property
     def load_tokens(self) -> int:
-        """Tokens that the requests here take at most."""
+        """Tokens to compute for the requests here at most."""
         return 0 if self.core is None else self.core.state.load_tokens
 
     async def run(self) -> None:

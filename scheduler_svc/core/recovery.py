@@ -110,6 +110,7 @@ def evacuate(state: SchedulerState) -> list[SequenceGroup]:
             group.leave_executor()
         group.is_suspect = group in state.suspects
         state.release(group)
+        group.load_tokens = group.num_tokens_at_most  # nothing is cached for it elsewhere
     _forget_hashes(groups)
     state.suspects.clear()
     state.preempted = []

@@ -84,7 +84,9 @@ class Scheduler:
         group = SequenceGroup(request)
         self._number(group)
         if group.uses_cache:
-            group.sequences[0].block_hashes = list(hashes)
+            group.sequences[0].block_hashes = names = list(hashes)
+            if names:
+                group.load_tokens -= self.num_cached_tokens(names)
         admission.check_queue(state, request.arrival, request.priority, group)
         if request.beam is not None:
             group.beam = beam.BeamSearch(request)

@@ -220,9 +220,8 @@ class SequenceGroup:
         self.uses_cache = False
         # Groups that share it may share blocks.
         self.lineage = 0
-        # Tokens that it takes at most, of the prompt and of all that is generated.
-        num_sequences = request.beam.width if request.beam is not None else request.best_of
-        self.load_tokens = len(request.prompt_tokens) + num_sequences * request.max_tokens
+        # Tokens to compute for it at most: `num_tokens_at_most`, less those that were cached.
+        self.load_tokens = self.num_tokens_at_most
         # Steps it was in that failed; and executors that died silently under it alone.
         self.num_failures = 0
         self.num_deaths = 0
@@ -251,6 +250,13 @@ class SequenceGroup:
         else:
             self.sequences = [Sequence(self, 0, list(request.prompt_tokens))]
             self.unforked = 0 if request.beam else request.best_of - 1
+
+    @property
+    def num_tokens_at_most(self) -> int:
+        """Tokens that it takes, of the prompt and of all that may be generated."""
+        request = self.request
+        num_sequences = request.beam.width if request.beam is not None else request.best_of
+        return len(request.prompt_tokens) + num_sequences * request.max_tokens
 
     @property
     def live(self) -> list[Sequence]:

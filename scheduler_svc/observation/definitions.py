@@ -111,7 +111,7 @@ PREEMPTED_SEQUENCES = _gauge(
 LOAD_TOKENS = _gauge(
     "load_tokens",
     "tokens",
-    "What the live requests take at most, prompts and outputs: the measure of routing.",
+    "What is to be computed for the live requests at most: prompts, less what was cached when they came, and outputs.",
 )
 STEPS_IN_FLIGHT = _gauge("steps_in_flight", "steps", "Steps planned whose results have not come.")
 

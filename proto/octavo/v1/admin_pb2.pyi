@@ -243,7 +243,9 @@ class ExecutorState(_message.Message):
     draining: _builtins.bool
     """draining: the executor is shutting down; its requests move to others."""
     load_tokens: _builtins.int
-    """load_tokens: what the requests here take at most, prompts and outputs."""
+    """load_tokens: what is to be computed for the requests here at most: their prompts, less what
+    was cached when they came, and outputs.
+    """
     @_builtins.property
     def pool(self) -> Global___PoolState:
         """pool of KV blocks."""
