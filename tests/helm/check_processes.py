@@ -64,7 +64,7 @@ def model() -> Path:
     return resolve(MODEL, settings.model_store)
 
 
-def tested(cluster: Cluster) -> subprocess.CompletedProcess[str]:
+def run_release_test(cluster: Cluster) -> subprocess.CompletedProcess[str]:
     """Run what `helm test` runs."""
     pod = cluster.pods["test-0"]
     return cluster.run(pod, pod.spec["containers"][0])
@@ -108,7 +108,7 @@ def test_the_demo_runs_as_it_is_rendered(tmp_path: Path, model: Path) -> None:
         with openai_client(cluster.url("gateway", "http://")) as ai:
             answer = ai.completions.create(model=MODEL, prompt=PROMPT, max_tokens=4)
             assert answer.usage is not None and answer.usage.completion_tokens == 4
-            done = tested(cluster)
+            done = run_release_test(cluster)
             assert done.returncode == 0, done.stdout
             assert "one token came" in done.stdout
             streams = [over_http(ai, PROMPT, NUM_TOKENS)]
@@ -160,7 +160,7 @@ def test_production_runs_as_it_is_rendered(tmp_path: Path, model: Path) -> None:
         for process in (*executors, scheduler, gateway):
             until_started(cluster, process)
             until_ready(cluster, process)
-        done = tested(cluster)
+        done = run_release_test(cluster)
         assert done.returncode == 0, done.stdout
         assert "one token came" in done.stdout
         until_all_are_found(scheduler, len(executors))
