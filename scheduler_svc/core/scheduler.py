@@ -167,9 +167,11 @@ class Scheduler:
         assert record.step_id == result.step_id, "results come in the order of plans"
         assert len(record.sampled) == len(result.tokens), "one token for every row that sampled"
         num_prefilled = results.take(state, record, result)
-        mostly_prefill = 2 * num_prefilled >= record.num_tokens
         self.costs.observe(
-            result.timings, num_prefilled if mostly_prefill else 0, record.num_moved_blocks
+            result.timings,
+            num_prefilled=num_prefilled,
+            num_decodes=record.num_tokens - num_prefilled,
+            num_moved_blocks=record.num_moved_blocks,
         )
 
     def name_blocks(self) -> None:
