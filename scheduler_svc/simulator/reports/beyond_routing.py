@@ -109,8 +109,8 @@ def _study(context: Context, site: _Site, source: str, note: str) -> Findings:
     least = found["least-loaded"]
     return Findings(
         setup=f"{site.num_executors} executors of {_MODEL} on a {site.device} each; {source}. "
-        "placement is the service's own: the executor with the fewest tokens to compute, less "
-        "those that its prefix cache has.",
+        "placement is the service's own: the executor with the fewest tokens to compute, where "
+        "a token that its prefix cache has counts for two.",
         claims=[
             Claim(
                 "Requests that go to where their beginning is cached wait less for their first "
