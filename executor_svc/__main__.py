@@ -6,6 +6,8 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from octavo.standard_streams import ensure_standard_streams
+
 from executor_svc.errors import StartupError
 
 if TYPE_CHECKING:
@@ -32,11 +34,15 @@ def main(argv: list[str] | None = None) -> int:
     """
     from executor_svc.config import read_config
     from executor_svc.tensor_parallel.ranks import read_place
+    from executor_svc.tensor_parallel.starter import end_with_starter
 
+    ensure_standard_streams()
     argv = sys.argv[1:] if argv is None else argv
     try:
         config = read_config(argv)
         place = read_place(os.environ, config.tensor_parallel_size)
+        if place is not None:
+            end_with_starter()
     except StartupError as error:
         return _complain(error, _EXIT_USAGE)
     try:
@@ -49,9 +55,7 @@ def main(argv: list[str] | None = None) -> int:
     configure_logging(config.log_level, config.log_format)
     try:
         if place is None and config.tensor_parallel_size > 1:
-            from executor_svc.tensor_parallel.launcher import launch
-
-            status = launch(argv, config.tensor_parallel_size)
+            status = _launch(config, argv)
         elif place is None or place.leads:
             status = _serve(config, place)
         else:
@@ -59,6 +63,19 @@ def main(argv: list[str] | None = None) -> int:
     except StartupError as error:
         status = _complain(error, _EXIT_STARTUP)
     return _leave(status)
+
+
+def _launch(config: ExecutorConfig, argv: list[str]) -> int:
+    """Start ranks, unless they are more than the model has heads."""
+    from executor_svc.model_store import ModelStoreError, resolve
+    from executor_svc.tensor_parallel.launcher import check_number, launch
+
+    try:
+        folder = resolve(config.model, config.model_store)
+    except ModelStoreError as error:
+        raise StartupError(str(error)) from error
+    check_number(config.tensor_parallel_size, folder)
+    return launch(argv, config.tensor_parallel_size)
 
 
 def _serve(config: ExecutorConfig, place: Place | None) -> int:
@@ -181,6 +198,8 @@ def _prepare_environment() -> None:
     # then sleeps: to wake it costs a step of many small operators a fifth of its time, to
     # spin for ever starves the other processes.
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
+    # torch.distributed prints a page of its own beside each error that it raises.
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # gRPC's own lines would stand beside our one line about a busy port.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

@@ -103,7 +103,7 @@ class ExecutorConfig(BaseSettings):
         "free one.",
     )
     device: str = Field("auto", description="auto, cpu, cuda or cuda:N.")
-    tensor_parallel_size: Annotated[int, Field(ge=1, le=1024)] = Field(
+    tensor_parallel_size: Annotated[int, Field(ge=1, le=128)] = Field(
         1,
         description="Ranks that share weights and KV pool, each a process: on GPUs rank i takes "
         "cuda:i. Under torchrun its number of ranks.",
@@ -162,7 +162,7 @@ class ExecutorConfig(BaseSettings):
     num_threads: Annotated[int, Field(ge=0, le=1024)] = Field(
         0, description="CPU threads of a step."
     )
-    step_deadline_seconds: Annotated[float, Field(gt=0)] = Field(
+    step_deadline_seconds: Annotated[float, Field(gt=0, le=86_400)] = Field(
         60.0, description="Seconds after which a step counts as hung and health says so."
     )
     grace_seconds: Annotated[float, Field(ge=0)] = Field(

@@ -6,22 +6,29 @@ to rank 0 alone, which drains and then ends the others, so that the exit status 
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
 from datetime import timedelta
+from pathlib import Path
 from types import FrameType
 
+from executor_svc.errors import StartupError
 from executor_svc.logs import get_logger
+from executor_svc.tensor_parallel.starter import STARTER_VARIABLE
 
 _log = get_logger(__name__)
 
 _POLL_SECONDS = 0.1
 _CLOSE_SECONDS = 5.0
-"""How long rank 0 has to end after another rank failed."""
+"""How long rank 0 has to end after another rank failed, and the others after rank 0 ended."""
 
 _EXIT_FAILED = 1
 
@@ -41,42 +48,39 @@ def launch(argv: list[str], size: int) -> int:
 
     # What it would say of ranks that fail is said by them, or below.
     logging.getLogger(multiprocessing.__name__).setLevel(logging.CRITICAL)
-    # Ranks meet here. Port 0 takes a free one: nobody else can have taken it in between.
+    # Ranks meet here. A free port, of this machine alone: nobody else has business there.
+    meeting = socket.create_server(("127.0.0.1", 0))
+    port = meeting.getsockname()[1]
     store = TCPStore(
-        "127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60)
+        "127.0.0.1",
+        port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=60),
+        master_listen_fd=meeting.detach(),
     )
     shared = {
         "WORLD_SIZE": str(size),
         "LOCAL_WORLD_SIZE": str(size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(store.port),
+        STARTER_VARIABLE: str(os.getpid()),
         "TORCHELASTIC_USE_AGENT_STORE": "True",
     }
     if sys.platform == "linux":
-        # Nobody else has any business with the ranks' ports.
         shared["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     ranks, safe_path = range(size), ("-P",) if sys.flags.safe_path else ()
-    processes = multiprocessing.start_processes(
-        name="octavo-executor",
-        entrypoint=sys.executable,
-        args=dict.fromkeys(ranks, (*safe_path, "-m", "executor_svc", *argv)),
-        envs={rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
-        logs_specs=multiprocessing.DefaultLogsSpecs(),
-    )
-    leader = processes.pids()[0]
-    is_asked = threading.Event()
-
-    def hand_on(number: int, _: FrameType | None) -> None:
-        is_asked.set()
-        try:
-            os.kill(leader, number)
-        except ProcessLookupError:  # it has ended, which `wait` is about to see
-            return
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, hand_on)
-    _wait(list(processes.pids().values()))
-    result = processes.wait(period=_POLL_SECONDS)
+    with tempfile.TemporaryDirectory(prefix="octavo-ranks-") as folder:
+        processes = multiprocessing.start_processes(
+            name="octavo-executor",
+            entrypoint=sys.executable,
+            args=dict.fromkeys(ranks, (*safe_path, "-m", "executor_svc", *argv)),
+            envs={rank: {**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in ranks},
+            logs_specs=multiprocessing.DefaultLogsSpecs(folder),  # it wants one, and logs nothing
+        )
+        is_asked = _hand_signals_on(processes.pids()[0])
+        _wait(list(processes.pids().values()))
+        result = processes.wait(period=_POLL_SECONDS)
     failures = {} if result is None else result.failures
     if not failures or (is_asked.is_set() and 0 not in failures):
         return 0
@@ -87,18 +91,53 @@ def launch(argv: list[str], size: int) -> int:
     return _EXIT_FAILED
 
 
+def check_number(size: int, folder: Path) -> None:
+    """Refuse what no model bears, before so many processes are started.
+
+    Args:
+        size: how many ranks.
+        folder: a Hugging Face model folder; what else is wrong with it is for the ranks to say.
+
+    Raises:
+        StartupError: if there are more ranks than attention heads.
+    """
+    with contextlib.suppress(OSError, ValueError, AttributeError):
+        config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        num_heads = config.get("text_config", config).get("num_attention_heads")
+        if isinstance(num_heads, int) and size > num_heads:
+            raise StartupError(
+                f"--tensor-parallel-size must be at most the model's {num_heads} attention heads, "
+                f"got {size}"
+            )
+
+
+def _hand_signals_on(leader: int) -> threading.Event:
+    """Let rank 0 have SIGTERM and SIGINT; returns what is set once one has come."""
+    is_asked = threading.Event()
+
+    def hand_on(number: int, _: FrameType | None) -> None:
+        is_asked.set()
+        with contextlib.suppress(ProcessLookupError):  # it has ended, which is about to be seen
+            os.kill(leader, number)
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, hand_on)
+    return is_asked
+
+
 def _wait(pids: list[int]) -> None:
     """Wait until all ranks have ended.
 
-    Once one has failed rank 0 gets a moment, to tell who owns it; without it the others have
-    nothing to do.
+    Once one has failed rank 0 gets a moment, to tell who owns it. Once rank 0 has ended well the
+    others get one, to end as it told them, if it could; once it has failed, none.
     """
     give_up = None
     while running := [pid for pid in pids if _ending(pid) is None]:
         has_failed = any(_ending(pid) not in (None, 0) for pid in pids)
-        if has_failed and give_up is None:
-            give_up = time.monotonic() + (_CLOSE_SECONDS if pids[0] in running else 0)
-        if give_up is not None and (time.monotonic() > give_up or pids[0] not in running):
+        if give_up is None and (has_failed or pids[0] not in running):
+            give_up = time.monotonic() + _CLOSE_SECONDS
+        is_headless = has_failed and pids[0] not in running
+        if give_up is not None and (is_headless or time.monotonic() > give_up):
             for pid in running:
                 os.kill(pid, signal.SIGKILL)  # a stopped process takes no other signal
             return

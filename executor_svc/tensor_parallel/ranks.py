@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from executor_svc.errors import DeviceLost, StartupError
 
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 START_SECONDS = 300.0
 """How long ranks wait for one another to come."""
+
+LEAST_SECONDS = 5.0
+"""To connect takes its time, too."""
 
 LOAD_SECONDS = 7200.0
 """How long a rank may be later than the others with a share of the weights."""
@@ -101,14 +104,14 @@ class Ranks:
         try:
             distributed.init_process_group(
                 "nccl" if device_type == "cuda" else "gloo",
+                store=_meet(place),
                 rank=place.rank,
                 world_size=place.size,
                 timeout=timedelta(seconds=LOAD_SECONDS),
                 device_id=device,
             )
             ranks._control = ranks.new_group(LOAD_SECONDS)
-            distributed.monitored_barrier(ranks._control, timedelta(seconds=START_SECONDS))
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, ValueError, DeviceLost) as error:
             raise StartupError(
                 f"rank {place.rank} of {place.size} did not meet the others: {one_line(error)}"
             ) from error
@@ -125,12 +128,18 @@ class Ranks:
         return f"cuda:{self.place.local_rank}"
 
     def new_group(self, seconds: float) -> torch.distributed.ProcessGroup:
-        """A group of all ranks on the host, whose calls wait so many seconds at most."""
+        """A group of all ranks on the host, whose calls wait so many seconds at most.
+
+        Raises:
+            DeviceLost: if another rank is gone.
+        """
         from torch import distributed
 
-        group: distributed.ProcessGroup = distributed.new_group(
-            backend="gloo", timeout=timedelta(seconds=seconds)
-        )
+        timeout = timedelta(seconds=max(seconds, LEAST_SECONDS))
+        try:
+            group: distributed.ProcessGroup = distributed.new_group(backend="gloo", timeout=timeout)
+        except RuntimeError as error:
+            raise lost(error) from error
         return group
 
     def least(self, number: int) -> int:
@@ -209,6 +218,22 @@ class Ranks:
             raise lost(error) from error
 
 
+def _meet(place: Place) -> Any:
+    """The store (torch.distributed.Store) that all ranks share, once all of them have come.
+
+    Raises:
+        RuntimeError: if they do not within START_SECONDS.
+    """
+    from torch.distributed.rendezvous import rendezvous
+
+    timeout = timedelta(seconds=START_SECONDS)
+    store, _, _ = next(iter(rendezvous("env://", place.rank, place.size, timeout=timeout)))
+    names = [f"octavo/rank/{rank}" for rank in range(place.size)]
+    store.set(names[place.rank], "here")
+    store.wait(names, timeout)
+    return store
+
+
 def choose_device_type(wanted: str) -> str:
     """Where ranks put their shares: "cuda" or "cpu".
 
@@ -239,10 +264,10 @@ def concatenate_over_ranks(tensor: Tensor) -> Tensor:
     import torch
     from torch import distributed
 
-    size, (rows, columns) = distributed.get_world_size(), tensor.shape
-    gathered = torch.empty((size * rows, columns), dtype=tensor.dtype, device=tensor.device)
-    distributed.all_gather_into_tensor(gathered, tensor.contiguous())
-    return gathered.view(size, rows, columns).movedim(0, 1).flatten(1)
+    shape = (distributed.get_world_size(), *tensor.shape)
+    gathered = torch.empty(shape, dtype=tensor.dtype, device=tensor.device)
+    distributed.all_gather(list(gathered.unbind()), tensor.contiguous())
+    return gathered.movedim(0, 1).flatten(1)
 
 
 def lost(error: Exception) -> DeviceLost:

@@ -76,6 +76,8 @@ def _check_devices(place: Place, wanted: str) -> None:
             f"--device {wanted} names one GPU, and each rank needs its own; give cuda"
         )
     kind = choose_device_type(wanted)
+    if kind not in ("cpu", "cuda"):
+        raise StartupError(f"--device {wanted} cannot be shared by ranks; give cpu or cuda")
     num_gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
     if kind == "cuda" and num_gpus < place.local_size:
         raise StartupError(

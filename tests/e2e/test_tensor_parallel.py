@@ -253,6 +253,32 @@ async def test_sigterm_ends_all_ranks_with_zero(model: Path, start: Start) -> No
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("number", "status"), [(signal.SIGTERM, 0), (signal.SIGINT, 0), (signal.SIGKILL, -9)]
+)
+async def test_ranks_that_still_load_end_too(
+    number: signal.Signals, status: int, model: Path, start: Start
+) -> None:
+    """Asked for, or because the launcher is gone."""
+    flags = ("--model", str(model), *FLAGS, "--listen", free_address())
+    child = await start("executor", "executor_svc", (*flags, "--tensor-parallel-size", "2"))
+
+    async def have_begun() -> bool:
+        return len(ranks_under(child.pid)) == 2
+
+    await until(have_begun, SECONDS)
+    await asyncio.sleep(1)
+    ranks = ranks_under(child.pid)
+    os.kill(child.pid, number)
+    assert await asyncio.wait_for(child.wait(), 30) == status
+
+    async def are_gone() -> bool:
+        return not any(map(is_running, ranks.values()))
+
+    await until(are_gone, 10)
+
+
+@pytest.mark.slow
 async def test_torchrun_starts_the_ranks(model: Path, start: Start) -> None:
     """Its environment is all that a rank needs."""
     address = free_address()

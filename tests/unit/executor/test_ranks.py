@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import json
+import os
+import socket
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -13,6 +17,9 @@ from torch import distributed, multiprocessing
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig
 
 from executor_svc.errors import DeviceLost, StartupError, UnsupportedModel
+from executor_svc.tensor_parallel import ranks as ranks_module
+from executor_svc.tensor_parallel import starter
+from executor_svc.tensor_parallel.launcher import check_number
 from executor_svc.tensor_parallel.link import INLINE_BYTES, Kind, Link, Message
 from executor_svc.tensor_parallel.ranks import (
     Place,
@@ -172,6 +179,7 @@ def run_rank(rank: int, rendezvous: str, work: tuple[Callable[[Ranks], None], ..
         )
         ranks._control = ranks.new_group(SECONDS)
         work[rank](ranks)
+        os._exit(0)  # as the service ends: gloo's threads do not bear to be taken apart
     except BaseException:
         traceback.print_exc()
         raise
@@ -188,3 +196,37 @@ def test_two_ranks(
     """Messages of every length arrive whole and in order; ranks agree; a lost one is noticed."""
     monkeypatch.syspath_prepend(Path(__file__).parents[3])  # they import this module
     multiprocessing.spawn(run_rank, (str(tmp_path / "meet"), work), nprocs=2)
+
+
+def test_whoever_does_not_come_is_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Within the time that ranks wait for one another, not that of loading."""
+    monkeypatch.setattr(ranks_module, "START_SECONDS", 0.5)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    with pytest.raises(StartupError, match="rank 0 of 2 did not meet the others"):
+        Ranks.join(Place(0, 2, 0, 2), "cpu")
+
+
+def test_more_ranks_than_heads_are_refused_at_once(tmp_path: Path) -> None:
+    """Whatever else is wrong is for the ranks to say."""
+    check_number(500, tmp_path)
+    config = tmp_path / "config.json"
+    for text in ("{", "[]", "{}", json.dumps({"num_attention_heads": "many"})):
+        config.write_text(text)
+        check_number(500, tmp_path)
+    config.write_text(json.dumps({"text_config": {"num_attention_heads": 8}}))
+    check_number(8, tmp_path)
+    with pytest.raises(StartupError, match="at most the model's 8 attention heads, got 9"):
+        check_number(9, tmp_path)
+
+
+def test_a_rank_whose_starter_is_gone_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its parent is another process by now."""
+    monkeypatch.setattr(starter.ctypes, "CDLL", MagicMock())
+    monkeypatch.setenv(starter.STARTER_VARIABLE, str(os.getppid()))
+    starter.end_with_starter()
+    monkeypatch.setenv(starter.STARTER_VARIABLE, "1")
+    with pytest.raises(StartupError, match="started the ranks is gone"):
+        starter.end_with_starter()
