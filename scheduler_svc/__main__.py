@@ -22,9 +22,12 @@ def main(argv: list[str] | None = None) -> int:
     Returns: exit status; after one line that says why, 2 if a flag was wrong and 1 if the
         service could not start.
     """
+    from octavo.standard_streams import ensure_standard_streams
+
     from scheduler_svc.config import SchedulerConfig
     from scheduler_svc.errors import StartupError
 
+    ensure_standard_streams()
     try:
         config = SchedulerConfig.from_args(sys.argv[1:] if argv is None else argv)
     except StartupError as error:

@@ -6,11 +6,11 @@ import argparse
 import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from scheduler_svc.simulator import traces, workload
+from scheduler_svc.simulator import bounds, traces, workload
 from scheduler_svc.simulator.baselines import BaselineConfig, simulate_orca, simulate_static
 from scheduler_svc.simulator.calibration import LinearCost
 from scheduler_svc.simulator.faults import Autoscale, Failures
@@ -24,6 +24,12 @@ from scheduler_svc.simulator.workload import SimRequest
 _SYSTEMS = ("octavo", "static", "orca-oracle", "orca-pow2", "orca-max")
 _WORKLOADS = ("sharegpt", "alpaca", "wmt-1shot", "wmt-5shot", "chat")
 _DEFAULT_GPU = "h200"
+_OF_OCTAVO = (
+    *("executors", "schedulers", "router", "policy", "preemption", "block_size", "num_blocks"),
+    *("host_blocks", "max_num_seqs", "max_num_batched_tokens", "no_prefix_cache", "calibration"),
+    *("failures_per_hour", "fail_at", "autoscale"),
+)
+"""Flags that say nothing of the paper's other systems."""
 _ABOUT = """\
 The real scheduler core serves the load on executors whose step times are modelled; static
 batching and Orca, as the PagedAttention paper defines them, run on the same step times.
@@ -41,23 +47,64 @@ def main(argv: list[str] | None = None) -> int:
         argv: flags; the process's own if None.
     Returns: exit status.
     """
-    options = _parser().parse_args(sys.argv[1:] if argv is None else argv)
+    parser = _parser()
+    options = parser.parse_args(sys.argv[1:] if argv is None else argv)
     try:
-        setup = None if options.calibration else _setup(options)
-        requests = _requests(options, setup)
-        with _progress(len(requests)) as progress:
-            report = _run(options, setup, requests, progress)
+        _check_conflicts(options, parser)
+        with _open_json(options.json) as out:
+            setup = None if options.calibration else _setup(options)
+            requests = _requests(options, setup)
+            with _progress(len(requests)) as progress:
+                report = _run(options, setup, requests, progress)
+            if options.json != "-":
+                sys.stdout.write("\n".join(table(report)) + "\n")
+            if out is not None:
+                out.write(json.dumps(report.as_dict(), indent=2) + "\n")
     except (ValueError, OSError) as error:
         sys.stderr.write(f"octavo simulate: {error}\n")
         return 2
-    text = json.dumps(report.as_dict(), indent=2) + "\n"
-    if options.json == "-":
-        sys.stdout.write(text)
-        return 0
-    if options.json:
-        Path(options.json).write_text(text, encoding="utf-8")
-    sys.stdout.write("\n".join(table(report)) + "\n")
+    if not report.num_finished:
+        sys.stderr.write("octavo simulate: no request could be served\n")
+        return 1
     return 0
+
+
+def _check_conflicts(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
+    """Refuse flags that would be without effect.
+
+    Raises:  ValueError: naming both.
+    """
+
+    def refuse(names: Sequence[str], beside: str) -> None:
+        for name in names:
+            if getattr(options, name) != parser.get_default(name):
+                raise ValueError(f"--{name.replace('_', '-')} has no effect with {beside}")
+
+    if options.system != "octavo":
+        refuse(_OF_OCTAVO, f"--system {options.system}")
+    if options.trace is not None:
+        refuse(["workload"], "--trace")
+    if options.calibration is not None:
+        refuse(["model", "gpu", "tp", "memory_share"], "--calibration")
+
+
+@contextlib.contextmanager
+def _open_json(target: str | None) -> Iterator[TextIO | None]:
+    """Where the JSON goes, opened before the work begins.
+
+    Raises:  ValueError: if it cannot be written.
+    """
+    if target is None:
+        yield None
+    elif target == "-":
+        yield sys.stdout
+    else:
+        try:
+            out = Path(target).open("w", encoding="utf-8")  # noqa: SIM115  # closed below
+        except OSError as error:
+            raise ValueError(f"--json {target}: {error.strerror}") from error
+        with out:
+            yield out
 
 
 def table(report: Report) -> list[str]:
@@ -232,7 +279,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_policy(parser.add_argument_group("how"))
     _add_load(parser.add_argument_group("load"))
     _add_events(parser.add_argument_group("events"))
-    parser.add_argument("--seed", type=_whole, default=0, help="of all that is drawn [0]")
+    parser.add_argument("--seed", type=bounds.whole, default=0, help="of all that is drawn [0]")
     parser.add_argument("--json", metavar="FILE|-", help="write JSON; - is stdout, no table")
     return parser
 
@@ -242,11 +289,24 @@ def _add_machine(group: argparse._ArgumentGroup) -> None:
     add("--system", choices=_SYSTEMS, default="octavo", help="[octavo]")
     add("--model", choices=tuple(MODELS), default="llama-3.1-8b", help="[llama-3.1-8b]")
     add("--gpu", choices=tuple(DEVICES), help="device [the paper's for the model, else h200]")
-    add("--tp", type=_count, metavar="N", help="devices that share a model [1, or the paper's]")
-    add("--memory-share", type=_share, default=0.9, metavar="X", help="of device memory used [0.9]")
+    add(
+        "--tp",
+        type=bounds.count,
+        metavar="N",
+        help="devices that share a model [1, or the paper's]",
+    )
+    add(
+        "--memory-share",
+        type=bounds.share,
+        default=0.9,
+        metavar="X",
+        help="of device memory used [0.9]",
+    )
     add("--calibration", type=Path, metavar="FILE", help="measured step times, instead of a device")
-    add("--executors", type=_count, default=1, metavar="N", help="copies of the model [1]")
-    add("--schedulers", type=_count, default=1, metavar="N", help="that share them [1]")
+    add(
+        "--executors", type=bounds.executors, default=1, metavar="N", help="copies of the model [1]"
+    )
+    add("--schedulers", type=bounds.executors, default=1, metavar="N", help="that share them [1]")
 
 
 def _add_policy(group: argparse._ArgumentGroup) -> None:
@@ -254,11 +314,16 @@ def _add_policy(group: argparse._ArgumentGroup) -> None:
     add("--router", choices=tuple(ROUTERS), default="placement", help="[placement: the service's]")
     add("--policy", choices=("fcfs", "priority", "fair"), default="fcfs", help="[fcfs]")
     add("--preemption", choices=("recompute", "swap", "auto"), default="recompute")
-    add("--block-size", type=_count, metavar="TOKENS", help="[16, or the calibration's]")
-    add("--num-blocks", type=_count, metavar="N", help="of the pool [what fits]")
-    add("--host-blocks", type=_whole, metavar="N", help="of the host pool, for swapping [as many]")
-    add("--max-num-seqs", type=_count, metavar="N", help="sequences at once [256]")
-    add("--max-num-batched-tokens", type=_count, metavar="N", help="budget of a step [2048]")
+    add("--block-size", type=bounds.count, metavar="TOKENS", help="[16, or the calibration's]")
+    add("--num-blocks", type=bounds.blocks, metavar="N", help="of the pool [what fits]")
+    add(
+        "--host-blocks",
+        type=bounds.host_blocks,
+        metavar="N",
+        help="of the host pool, for swapping [as many]",
+    )
+    add("--max-num-seqs", type=bounds.count, metavar="N", help="sequences at once [256]")
+    add("--max-num-batched-tokens", type=bounds.count, metavar="N", help="budget of a step [2048]")
     add("--no-prefix-cache", action="store_true", help="share nothing between requests")
 
 
@@ -266,68 +331,49 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--workload", choices=_WORKLOADS, default="sharegpt", help="drawn lengths [sharegpt]")
     add("--trace", type=Path, metavar="FILE", help="recorded lengths and arrivals instead")
-    add("--rate", type=_positive, metavar="REQ/S", help="Poisson arrivals [1, or the trace's own]")
-    add("--speed", type=_positive, default=1.0, metavar="X", help="of the trace's arrivals [1]")
-    add("--requests", type=_count, metavar="N", help="at most [1000 drawn, or the whole trace]")
-    add("--seconds", type=_positive, metavar="S", help="of arrivals, simulated [no bound]")
-    add("--samples", type=_count, default=1, metavar="N", help="of each request [1]")
-    add("--beam-width", type=_whole, default=0, metavar="W", help="beam search instead [0: none]")
-    add("--max-prompt", type=_count, metavar="TOKENS", help="cut prompts [no]")
-    add("--max-output", type=_count, metavar="TOKENS", help="cut outputs [no]")
+    add(
+        "--rate",
+        type=bounds.per_second,
+        metavar="REQ/S",
+        help="Poisson arrivals [1, or the trace's own]",
+    )
+    add(
+        "--speed",
+        type=bounds.per_second,
+        default=1.0,
+        metavar="X",
+        help="of the trace's arrivals [1]",
+    )
+    add(
+        "--requests",
+        type=bounds.requests_at_most,
+        metavar="N",
+        help="at most [1000 drawn, or the whole trace]",
+    )
+    add("--seconds", type=bounds.seconds, metavar="S", help="of arrivals, simulated [no bound]")
+    add("--samples", type=bounds.samples, default=1, metavar="N", help="of each request [1]")
+    add(
+        "--beam-width",
+        type=bounds.whole,
+        default=0,
+        metavar="W",
+        help="beam search instead [0: none]",
+    )
+    add("--max-prompt", type=bounds.count, metavar="TOKENS", help="cut prompts [no]")
+    add("--max-output", type=bounds.count, metavar="TOKENS", help="cut outputs [no]")
 
 
 def _add_events(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
-    add("--failures-per-hour", type=_rate, default=0.0, metavar="X", help="per executor [0]")
-    add("--fail-at", type=_failure, action="append", default=[], metavar="SECONDS:EXECUTOR")
-    add("--down-seconds", type=_positive, default=60.0, metavar="S", help="of a failure [60]")
-    add("--autoscale", type=_range, metavar="MIN:MAX", help="executors by queue wait and block use")
-
-
-def _whole(text: str) -> int:
-    return _at_least(0, text)
-
-
-def _count(text: str) -> int:
-    return _at_least(1, text)
-
-
-def _at_least(low: int, text: str) -> int:
-    value = int(text)
-    if value < low:
-        raise argparse.ArgumentTypeError(f"must be at least {low}, got {value}")
-    return value
-
-
-def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be above 0, got {value:g}")
-    return value
-
-
-def _rate(text: str) -> float:
-    value = float(text)
-    if not 0 <= value < float("inf"):
-        raise argparse.ArgumentTypeError(f"must be at least 0, got {value:g}")
-    return value
-
-
-def _share(text: str) -> float:
-    value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"must be above 0 and at most 1, got {value:g}")
-    return value
-
-
-def _failure(text: str) -> tuple[float, int]:
-    when, _, index = text.partition(":")
-    return _rate(when), _whole(index)
-
-
-def _range(text: str) -> tuple[int, int]:
-    low, _, high = text.partition(":")
-    return _count(low), _count(high)
+    add("--failures-per-hour", type=bounds.rate, default=0.0, metavar="X", help="per executor [0]")
+    add("--fail-at", type=bounds.failure, action="append", default=[], metavar="SECONDS:EXECUTOR")
+    add("--down-seconds", type=bounds.seconds, default=60.0, metavar="S", help="of a failure [60]")
+    add(
+        "--autoscale",
+        type=bounds.span,
+        metavar="MIN:MAX",
+        help="executors by queue wait and block use",
+    )
 
 
 if __name__ == "__main__":

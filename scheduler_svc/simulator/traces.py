@@ -14,7 +14,6 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from datetime import datetime
@@ -24,6 +23,7 @@ from typing import IO
 
 from scheduler_svc.simulator.workload import SimRequest, WorkloadError
 
+_MOST_SECONDS = 1e8
 _HASHED_TOKENS = 512
 _MAX_TRACE_ID = 1 << 30
 
@@ -93,18 +93,40 @@ def _json_rows(path: Path, lines: Iterator[str]) -> Iterator[SimRequest]:
         where = f"{path}: line {line}"
         try:
             entry = json.loads(text)
-            hashes = tuple(int(each) for each in entry.get("hash_ids", ()))
-            yield SimRequest(
-                float(entry["timestamp"]) / 1e3,
-                max(1, int(entry["input_length"])),
-                max(1, int(entry["output_length"])),
-                prefix_ids=hashes,
-                prefix_tokens=_HASHED_TOKENS if hashes else 0,
+        except (ValueError, RecursionError) as error:
+            raise WorkloadError(f"{where}: not JSON: {error}") from error
+        if not isinstance(entry, dict):
+            raise WorkloadError(f"{where}: must be a JSON object")
+        hashes = entry.get("hash_ids") or []
+        if not isinstance(hashes, list) or not all(_is_whole(each) for each in hashes):
+            raise WorkloadError(f"{where}: field 'hash_ids' must be whole numbers from 0")
+        milliseconds = entry.get("timestamp")
+        if (
+            not isinstance(milliseconds, int | float)
+            or not 0 <= milliseconds <= 1e3 * _MOST_SECONDS
+        ):
+            raise WorkloadError(
+                f"{where}: field 'timestamp' must be milliseconds from 0 to "
+                f"{1e3 * _MOST_SECONDS:g}, got {milliseconds!r}"
             )
-        except KeyError as error:
-            raise WorkloadError(f"{where}: field {error} is missing") from error
-        except (ValueError, TypeError, AttributeError) as error:
-            raise WorkloadError(f"{where}: {error}") from error
+        yield SimRequest(
+            milliseconds / 1e3,
+            _length(entry, "input_length", where),
+            _length(entry, "output_length", where),
+            prefix_ids=tuple(hashes),
+            prefix_tokens=_HASHED_TOKENS if hashes else 0,
+        )
+
+
+def _length(entry: dict[str, object], name: str, where: str) -> int:
+    value = entry.get(name)
+    if not isinstance(value, int) or not _is_whole(value):
+        raise WorkloadError(f"{where}: field {name!r} must be a whole number from 0, got {value!r}")
+    return max(1, value)
+
+
+def _is_whole(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _MAX_TRACE_ID
 
 
 def _whole(row: _Row, name: str, where: str) -> int:
@@ -124,8 +146,11 @@ def _seconds(row: _Row, name: str, where: str) -> float:
         value = float(row[name] or 0)
     except ValueError:
         value = -1.0
-    if not 0 <= value < math.inf:
-        raise WorkloadError(f"{where}: column {name!r} must be seconds from 0, got {row[name]!r}")
+    if not 0 <= value <= _MOST_SECONDS:
+        raise WorkloadError(
+            f"{where}: column {name!r} must be seconds from 0 to {_MOST_SECONDS:g}, "
+            f"got {row[name]!r}"
+        )
     return value
 
 

@@ -24,9 +24,12 @@ def main(argv: list[str] | None = None) -> int:
     """
     # gRPC reports refused connections itself, at length.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from octavo.standard_streams import ensure_standard_streams
+
     from octavo_gateway.config import GatewayConfig
     from octavo_gateway.errors import StartupError
 
+    ensure_standard_streams()
     try:
         config = GatewayConfig.from_args(sys.argv[1:] if argv is None else argv)
     except StartupError as error:

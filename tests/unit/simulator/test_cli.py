@@ -82,4 +82,57 @@ def test_a_flag_out_of_bounds_is_refused(capsys: pytest.CaptureFixture[str]) -> 
     with pytest.raises(SystemExit) as caught:
         main(["--executors", "0"])
     assert caught.value.code == 2
-    assert "--executors: must be at least 1, got 0" in capsys.readouterr().err
+    assert "--executors: must be a whole number from 1 to 100000, got" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--rate", "1e-300"], "--rate: must be a number from 1e-06 to 1e+06"),
+        (["--rate", "nan"], "--rate: must be a number"),
+        (["--rate", "abc"], "got 'abc'"),
+        (["--seconds", "1e308"], "--seconds: must be a number from 0.001 to 1e+08"),
+        (["--executors", "100000000"], "--executors: must be a whole number from 1 to 100000"),
+        (["--num-blocks", "999999999999"], "--num-blocks: must be a whole number"),
+        (["--failures-per-hour", "1e9"], "--failures-per-hour: must be a number from 0 to 3600"),
+        (["--fail-at", "abc"], "--fail-at: must be a number"),
+        (["--autoscale", "1"], "--autoscale: must be a whole number"),
+        (["--samples", "1.5"], "--samples: must be a whole number"),
+    ],
+)
+def test_flags_have_bounds(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The line names the flag and the bound."""
+    with pytest.raises(SystemExit) as ended:
+        main([*flags, "--requests", "2"])
+    assert ended.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--system", "orca-max", "--model", "opt-13b", "--executors", "5"],
+            "--executors has no effect with --system orca-max",
+        ),
+        (["--trace", "t.csv", "--workload", "chat"], "--workload has no effect with --trace"),
+        (["--calibration", "c.json", "--tp", "2"], "--tp has no effect with --calibration"),
+        (["--json", "no/such/folder/out.json"], "--json no/such/folder/out.json: No such file"),
+    ],
+)
+def test_what_would_be_without_effect_is_refused(
+    flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is simulated."""
+    assert main([*flags, "--requests", "2"]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_load_that_nothing_can_serve_is_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """The table is printed, and the exit code is not 0."""
+    assert main(["--num-blocks", "1", "--requests", "3"]) == 1
+    captured = capsys.readouterr()
+    assert "0 of 3 requests finished" in captured.out
+    assert "no request could be served" in captured.err
