@@ -7,13 +7,12 @@ import os
 import socket
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pytest
 import torch
-from torch import distributed, multiprocessing
+from torch import multiprocessing
 from transformers import GPT2Config, LlamaConfig, PreTrainedConfig
 
 from executor_svc.errors import DeviceLost, StartupError, UnsupportedModel
@@ -29,6 +28,7 @@ from executor_svc.tensor_parallel.ranks import (
     sum_over_ranks,
 )
 from executor_svc.tensor_parallel.sharing import check_heads, check_shareable
+from tests.support.rank_pair import join_pair
 
 SECONDS = 30.0
 SIZES = (0, 1, INLINE_BYTES - 1, INLINE_BYTES, INLINE_BYTES + 1, 300_000)
@@ -169,15 +169,7 @@ def only_join(ranks: Ranks) -> None:
 def run_rank(rank: int, rendezvous: str, work: tuple[Callable[[Ranks], None], ...]) -> None:
     torch.set_num_threads(1)
     try:
-        ranks = Ranks(Place(rank, 2, rank, 2))
-        distributed.init_process_group(
-            "gloo",
-            init_method=f"file://{rendezvous}",
-            rank=rank,
-            world_size=2,
-            timeout=timedelta(seconds=SECONDS),
-        )
-        ranks._control = ranks.new_group(SECONDS)
+        ranks = join_pair(rank, rendezvous, SECONDS)
         work[rank](ranks)
         os._exit(0)  # as the service ends: gloo's threads do not bear to be taken apart
     except BaseException:

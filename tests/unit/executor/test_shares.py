@@ -9,13 +9,12 @@ from __future__ import annotations
 import json
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import distributed, multiprocessing
+from torch import multiprocessing
 from transformers import (
     Gemma2Config,
     LlamaConfig,
@@ -29,7 +28,8 @@ from executor_svc.config import ExecutorConfig
 from executor_svc.executor import Executor
 from executor_svc.fused_layers import FusedLayer
 from executor_svc.plan import Plan, RowStart
-from executor_svc.tensor_parallel.ranks import Place, Ranks
+from executor_svc.tensor_parallel.ranks import Ranks
+from tests.support.rank_pair import join_pair
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 96,
@@ -55,6 +55,7 @@ MODELS = {
 }
 FUSED = ("llama", "mistral", "qwen2")
 NUM_STEPS = 12
+SECONDS = 60.0
 PROMPTS = [[5, 9, 2, 7, 1], [int(n) for n in "8364728364728362"], [33] * 21]
 
 
@@ -99,15 +100,7 @@ def tokens_of(folder: Path, fused: bool, ranks: Ranks | None) -> list[list[int]]
 
 def run_rank(rank: int, rendezvous: str, folders: list[Path], results: Path) -> None:
     try:
-        ranks = Ranks(Place(rank, 2, rank, 2))
-        distributed.init_process_group(
-            "gloo",
-            init_method=f"file://{rendezvous}",
-            rank=rank,
-            world_size=2,
-            timeout=timedelta(seconds=60),
-        )
-        ranks._control = ranks.new_group(60)
+        ranks = join_pair(rank, rendezvous, SECONDS)
         drawn = [[tokens_of(folder, fused, ranks) for fused in (False, True)] for folder in folders]
         (results / f"{rank}.json").write_text(json.dumps(drawn))
     except BaseException:
