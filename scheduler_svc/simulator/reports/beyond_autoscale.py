@@ -88,7 +88,26 @@ def _run(job: _Job) -> _Found:
 def run(context: Context) -> Findings:
     """Serve the same day with many, with few, and with as many as the rule says, twice."""
     day = context.pick(600.0, 30.0)
-    rule = Autoscale(
+    rule = _rule(day)
+    jobs = _jobs(rule, day, context.seed)
+    found = context.map(_run, jobs)
+    scaled = found[2]
+    return Findings(
+        setup=_setup(rule, day),
+        claims=_claims(found),
+        tables=[_table(jobs, found)],
+        panels=[
+            _executors_panel(scaled, day),
+            _block_use_panel(jobs, found, rule.block_use),
+            _waiting_panel(jobs, found),
+        ],
+        notes=[_NOTE],
+    )
+
+
+def _rule(day: float) -> Autoscale:
+    """Periods and starts that are as much of a short day as of a long one."""
+    return Autoscale(
         min_executors=1,
         max_executors=_MAX_EXECUTORS,
         queue_wait_seconds=1.0,
@@ -97,125 +116,139 @@ def run(context: Context) -> Findings:
         start_seconds=day / 45,
         calm_seconds=day / 15,
     )
-    jobs = [
-        _Job(f"{_MAX_EXECUTORS}, always", _MAX_EXECUTORS, day, context.seed),
-        _Job(f"{_ALWAYS}, always", _ALWAYS, day, context.seed),
-        _Job(f"rule, {rule.block_use:.0%} of blocks", 2, day, context.seed, rule),
-        _Job(
-            f"rule, {_EARLIER:.0%} of blocks",
-            2,
-            day,
-            context.seed,
-            replace(rule, block_use=_EARLIER),
-        ),
+
+
+def _jobs(rule: Autoscale, day: float, seed: int) -> list[_Job]:
+    """Many, few, by the rule, and by a rule that scales up earlier."""
+    earlier = replace(rule, block_use=_EARLIER)
+    return [
+        _Job(f"{_MAX_EXECUTORS}, always", _MAX_EXECUTORS, day, seed),
+        _Job(f"{_ALWAYS}, always", _ALWAYS, day, seed),
+        _Job(f"rule, {rule.block_use:.0%} of blocks", 2, day, seed, rule),
+        _Job(f"rule, {_EARLIER:.0%} of blocks", 2, day, seed, earlier),
     ]
-    found = context.map(_run, jobs)
-    many, _, scaled, earlier = found
-    used = scaled.report.mean_executors / many.report.mean_executors
-    return Findings(
-        setup=f"{_SETUP} as in the paper on each executor; ShareGPT's lengths at "
+
+
+def _setup(rule: Autoscale, day: float) -> str:
+    return (
+        f"{_SETUP} as in the paper on each executor; ShareGPT's lengths at "
         f"{_MEAN_RATE:g} requests/s in the mean over a day of {day:g} s, {1 - _SWING:.0%} of it "
         f"at night and {1 + _SWING:.0%} at noon, twice as many in a burst in the afternoon. The "
         "rule is that of Kubernetes' autoscaler for a queue wait of "
         f"{rule.queue_wait_seconds:g} s and {rule.block_use:.0%} of the blocks; it looks every "
         f"{rule.period_seconds:.3g} s, an executor takes {rule.start_seconds:.3g} s to start, "
-        f"and goes after {rule.calm_seconds:.3g} s in which it was not wanted.",
-        claims=[
-            Claim(
-                "Scaling by queue wait and block use takes at most three quarters of the "
-                "executor-hours that the peak would need all day",
-                used <= 0.75,
-                f"{percent(used)}: {scaled.report.mean_executors:.2f} executors in the mean; "
-                f"{earlier.report.mean_executors:.2f} at {_EARLIER:.0%} of the blocks",
-            ),
-            Claim(
-                "Nobody is lost when executors go: every request ends with all its tokens",
-                all(e.report.num_finished == e.report.num_requests for e in found),
-                f"{scaled.report.num_finished:,} of {scaled.report.num_requests:,}; "
-                f"{scaled.report.num_moved:,} were moved",
-            ),
-        ],
-        tables=[
-            Table(
-                "One day",
-                (
-                    "executors",
-                    "mean",
-                    "most",
-                    "TTFT p50, s",
-                    "TTFT p99, s",
-                    f"TTFT over {_PATIENCE_SECONDS:g} s",
-                    "normalized latency, s/token",
-                    "moved",
-                ),
-                [
-                    (
-                        job.name,
-                        f"{each.report.mean_executors:.2f}",
-                        f"{each.report.max_executors}",
-                        seconds(each.report.ttft.p50),
-                        seconds(each.report.ttft.p99),
-                        percent(each.share_late),
-                        f"{each.report.normalized_latency.mean:.3f}",
-                        f"{each.report.num_moved:,}",
-                    )
-                    for job, each in zip(jobs, found, strict=True)
-                ],
+        f"and goes after {rule.calm_seconds:.3g} s in which it was not wanted."
+    )
+
+
+def _claims(found: list[_Found]) -> list[Claim]:
+    many, _, scaled, earlier = found
+    used = scaled.report.mean_executors / many.report.mean_executors
+    return [
+        Claim(
+            "Scaling by queue wait and block use takes at most three quarters of the "
+            "executor-hours that the peak would need all day",
+            used <= 0.75,
+            f"{percent(used)}: {scaled.report.mean_executors:.2f} executors in the mean; "
+            f"{earlier.report.mean_executors:.2f} at {_EARLIER:.0%} of the blocks",
+        ),
+        Claim(
+            "Nobody is lost when executors go: every request ends with all its tokens",
+            all(e.report.num_finished == e.report.num_requests for e in found),
+            f"{scaled.report.num_finished:,} of {scaled.report.num_requests:,}; "
+            f"{scaled.report.num_moved:,} were moved",
+        ),
+    ]
+
+
+def _table(jobs: list[_Job], found: list[_Found]) -> Table:
+    return Table(
+        "One day",
+        (
+            "executors",
+            "mean",
+            "most",
+            "TTFT p50, s",
+            "TTFT p99, s",
+            f"TTFT over {_PATIENCE_SECONDS:g} s",
+            "normalized latency, s/token",
+            "moved",
+        ),
+        [
+            (
+                job.name,
+                f"{each.report.mean_executors:.2f}",
+                f"{each.report.max_executors}",
+                seconds(each.report.ttft.p50),
+                seconds(each.report.ttft.p99),
+                percent(each.share_late),
+                f"{each.report.normalized_latency.mean:.3f}",
+                f"{each.report.num_moved:,}",
             )
-        ],
-        panels=[
-            Panel(
-                "Executors, and requests that came",
-                "seconds",
-                "executors; requests/s",
-                lines=[
-                    Line(
-                        "executors",
-                        [s.seconds for s in scaled.timeline],
-                        [float(s.num_executors) for s in scaled.timeline],
-                    ),
-                    Line(
-                        "requests/s",
-                        [day * i / 100 for i in range(100)],
-                        [_rate(day * i / 100, day) for i in range(100)],
-                    ),
-                ],
-            ),
-            Panel(
-                "Share of blocks in use",
-                "seconds",
-                "share",
-                lines=[
-                    Line(
-                        job.name,
-                        [s.seconds for s in each.timeline],
-                        [s.block_use for s in each.timeline],
-                    )
-                    for job, each in zip(jobs, found, strict=True)
-                ],
-                y_limit=1.0,
-                bound=rule.block_use,
-            ),
-            Panel(
-                "Requests that wait",
-                "seconds",
-                "requests",
-                lines=[
-                    Line(
-                        job.name,
-                        [s.seconds for s in each.timeline],
-                        [float(s.num_waiting) for s in each.timeline],
-                    )
-                    for job, each in zip(jobs, found, strict=True)
-                ],
-            ),
-        ],
-        notes=[
-            "What the rule costs is the time that an executor takes to start: until then the queue "
-            "grows. A lower target for the blocks starts them earlier. A day of 24 hours has the "
-            "same shape with more time for each step of it, so the lag weighs less there.",
+            for job, each in zip(jobs, found, strict=True)
         ],
     )
+
+
+def _executors_panel(scaled: _Found, day: float) -> Panel:
+    return Panel(
+        "Executors, and requests that came",
+        "seconds",
+        "executors; requests/s",
+        lines=[
+            Line(
+                "executors",
+                [s.seconds for s in scaled.timeline],
+                [float(s.num_executors) for s in scaled.timeline],
+            ),
+            Line(
+                "requests/s",
+                [day * i / 100 for i in range(100)],
+                [_rate(day * i / 100, day) for i in range(100)],
+            ),
+        ],
+    )
+
+
+def _block_use_panel(jobs: list[_Job], found: list[_Found], wanted: float) -> Panel:
+    return Panel(
+        "Share of blocks in use",
+        "seconds",
+        "share",
+        lines=[
+            Line(
+                job.name,
+                [s.seconds for s in each.timeline],
+                [s.block_use for s in each.timeline],
+            )
+            for job, each in zip(jobs, found, strict=True)
+        ],
+        y_limit=1.0,
+        bound=wanted,
+    )
+
+
+def _waiting_panel(jobs: list[_Job], found: list[_Found]) -> Panel:
+    return Panel(
+        "Requests that wait",
+        "seconds",
+        "requests",
+        lines=[
+            Line(
+                job.name,
+                [s.seconds for s in each.timeline],
+                [float(s.num_waiting) for s in each.timeline],
+            )
+            for job, each in zip(jobs, found, strict=True)
+        ],
+    )
+
+
+_NOTE = (
+    "What the rule costs is the time that an executor takes to start: until then the queue "
+    "grows. A lower target for the blocks starts them earlier. A day of 24 hours has the "
+    "same shape with more time for each step of it, so the lag weighs less there."
+)
 
 
 STUDY = Study(

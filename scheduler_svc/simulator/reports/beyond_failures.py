@@ -32,6 +32,7 @@ _DOWN_SECONDS, _DETECT_SECONDS = 60.0, 5.0
 _PER_HOUR = 0.01
 _FLEET = 1_000
 _NOTICEABLE_SECONDS = 1.0
+_NAMES = ("none", f"noticed after {_DETECT_SECONDS:g} s", "noticed at once")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,92 +84,22 @@ def run(context: Context) -> Findings:
         _Job(deaths, num_seconds, context.seed, detect_seconds=0.0),
     ]
     calm, hung, crashed = context.map(_run, jobs)
-    names = ("none", f"noticed after {_DETECT_SECONDS:g} s", "noticed at once")
-    computed_calm = calm.report.num_computed_tokens
-    again = (hung.report.num_computed_tokens - computed_calm) / count
-    per_executor = calm.report.output_tokens_per_second / _NUM_EXECUTORS
-    hourly = _PER_HOUR * _FLEET * again / (_FLEET * per_executor * 3600)
-    late = _delays(calm, hung)
-    hit = [each for each in late if each > _NOTICEABLE_SECONDS]
-    share_hit = _PER_HOUR * len(hit) / count / (_RATE_EACH * 3600)
-    whole = all(
-        each.report.num_finished == each.report.num_requests
-        and each.report.num_output_tokens == calm.report.num_output_tokens
-        for each in (hung, crashed)
-    )
+    cost = _Cost(calm, hung, count)
     return Findings(
         setup=f"{_NUM_EXECUTORS} executors of {_MODEL} on {_NUM_GPUS} x {_DEVICE} each, ShareGPT's "
         f"lengths at {_RATE_EACH:g} requests/s each for {num_seconds:g} s, {count} deaths, each "
         f"for {_DOWN_SECONDS:g} s. A crash breaks the stream and is noticed at once; a hang is "
         f"noticed when a step is {_DETECT_SECONDS:g} s late.",
-        claims=[
-            Claim(
-                "Nothing is lost: every request ends with all its tokens",
-                whole,
-                f"{hung.report.num_finished:,} requests and "
-                f"{hung.report.num_output_tokens:,} tokens in each run",
-            ),
-            Claim(
-                "At 1% of executors an hour less than one token in 10,000 is computed again",
-                hourly < 1e-4,
-                f"{again:,.0f} tokens per death; {percent(hourly)} of all tokens",
-            ),
-        ],
-        tables=[
-            Table(
-                "With and without deaths",
-                (
-                    "deaths",
-                    "e2e p50, s",
-                    "e2e p99, s",
-                    "TTFT p99, s",
-                    "ITL p99, s",
-                    "requests moved",
-                    "computed again",
-                ),
-                [
-                    (
-                        name,
-                        seconds(each.report.e2e.p50),
-                        seconds(each.report.e2e.p99),
-                        seconds(each.report.ttft.p99),
-                        seconds(each.report.itl.p99),
-                        f"{each.report.num_moved}",
-                        percent(each.report.num_computed_tokens / computed_calm - 1),
-                    )
-                    for name, each in zip(names, (calm, hung, crashed), strict=True)
-                ],
-            ),
-            Table(
-                f"One death, and {_PER_HOUR:.0%} of {_FLEET:,} executors an hour at this load",
-                ("what", "per death", "per hour"),
-                [
-                    ("deaths", "1", f"{_PER_HOUR * _FLEET:g}"),
-                    (
-                        "tokens computed again",
-                        f"{again:,.0f}",
-                        f"{again * _PER_HOUR * _FLEET:,.0f}",
-                    ),
-                    ("share of all tokens", "", percent(hourly)),
-                    (
-                        f"requests more than {_NOTICEABLE_SECONDS:g} s later",
-                        f"{len(hit) / count:.0f}",
-                        f"{len(hit) / count * _PER_HOUR * _FLEET:,.0f}",
-                    ),
-                    ("share of all requests", "", percent(share_hit)),
-                    ("how much later, p50 of those", f"{quantile(hit, 0.5):.1f} s", ""),
-                    ("how much later, at worst", f"{max(late, default=0.0):.1f} s", ""),
-                ],
-            ),
-        ],
+        claims=_claims(calm, hung, crashed, cost),
+        tables=[_runs_table(calm, hung, crashed), _death_table(cost)],
         panels=[
             Panel(
                 "Requests that end later than without deaths",
                 "seconds later",
                 "share of all requests, that much or more",
                 lines=[
-                    _tail(names[1], late),
-                    _tail(names[2], _delays(calm, crashed)),
+                    _tail(_NAMES[1], cost.delays),
+                    _tail(_NAMES[2], _delays(calm, crashed)),
                 ],
                 log_y=True,
             )
@@ -179,6 +110,103 @@ def run(context: Context) -> Findings:
             "Others are later because the rest of the fleet has that work and more requests each.",
             "Deaths are far more frequent here than 1% an hour, so that there are some; the table "
             "scales what one costs.",
+        ],
+    )
+
+
+class _Cost:
+    """What one death costs, and deaths of a large fleet in an hour.
+
+    Attributes:
+        again: tokens computed again for each death.
+        share_again: of all tokens, at `_PER_HOUR`.
+        delays: of all requests, seconds later than without deaths, the least first.
+        noticed: those that somebody would notice.
+        num_noticed: requests of these for each death.
+        share_noticed: of all requests, at `_PER_HOUR`.
+    """
+
+    def __init__(self, calm: _Found, hung: _Found, count: int) -> None:
+        """Compare a run without deaths to one with so many."""
+        extra = hung.report.num_computed_tokens - calm.report.num_computed_tokens
+        per_executor = calm.report.output_tokens_per_second / _NUM_EXECUTORS
+        self.again = extra / count
+        self.share_again = _PER_HOUR * _FLEET * self.again / (_FLEET * per_executor * 3600)
+        self.delays = _delays(calm, hung)
+        self.noticed = [each for each in self.delays if each > _NOTICEABLE_SECONDS]
+        self.num_noticed = len(self.noticed) / count
+        self.share_noticed = _PER_HOUR * len(self.noticed) / count / (_RATE_EACH * 3600)
+
+
+def _claims(calm: _Found, hung: _Found, crashed: _Found, cost: _Cost) -> list[Claim]:
+    whole = all(
+        each.report.num_finished == each.report.num_requests
+        and each.report.num_output_tokens == calm.report.num_output_tokens
+        for each in (hung, crashed)
+    )
+    return [
+        Claim(
+            "Nothing is lost: every request ends with all its tokens",
+            whole,
+            f"{hung.report.num_finished:,} requests and "
+            f"{hung.report.num_output_tokens:,} tokens in each run",
+        ),
+        Claim(
+            "At 1% of executors an hour less than one token in 10,000 is computed again",
+            cost.share_again < 1e-4,
+            f"{cost.again:,.0f} tokens per death; {percent(cost.share_again)} of all tokens",
+        ),
+    ]
+
+
+def _runs_table(calm: _Found, hung: _Found, crashed: _Found) -> Table:
+    computed_calm = calm.report.num_computed_tokens
+    return Table(
+        "With and without deaths",
+        (
+            "deaths",
+            "e2e p50, s",
+            "e2e p99, s",
+            "TTFT p99, s",
+            "ITL p99, s",
+            "requests moved",
+            "computed again",
+        ),
+        [
+            (
+                name,
+                seconds(each.report.e2e.p50),
+                seconds(each.report.e2e.p99),
+                seconds(each.report.ttft.p99),
+                seconds(each.report.itl.p99),
+                f"{each.report.num_moved}",
+                percent(each.report.num_computed_tokens / computed_calm - 1),
+            )
+            for name, each in zip(_NAMES, (calm, hung, crashed), strict=True)
+        ],
+    )
+
+
+def _death_table(cost: _Cost) -> Table:
+    return Table(
+        f"One death, and {_PER_HOUR:.0%} of {_FLEET:,} executors an hour at this load",
+        ("what", "per death", "per hour"),
+        [
+            ("deaths", "1", f"{_PER_HOUR * _FLEET:g}"),
+            (
+                "tokens computed again",
+                f"{cost.again:,.0f}",
+                f"{cost.again * _PER_HOUR * _FLEET:,.0f}",
+            ),
+            ("share of all tokens", "", percent(cost.share_again)),
+            (
+                f"requests more than {_NOTICEABLE_SECONDS:g} s later",
+                f"{cost.num_noticed:.0f}",
+                f"{cost.num_noticed * _PER_HOUR * _FLEET:,.0f}",
+            ),
+            ("share of all requests", "", percent(cost.share_noticed)),
+            ("how much later, p50 of those", f"{quantile(cost.noticed, 0.5):.1f} s", ""),
+            ("how much later, at worst", f"{max(cost.delays, default=0.0):.1f} s", ""),
         ],
     )
 

@@ -28,6 +28,7 @@ _BACKLOGGED = 0.95
 _POLICIES = ("fcfs", "fair")
 _HEAVY, _LIGHT = 3, 12
 _HEAVY_RATE, _LIGHT_RATE = 1.6, 0.06
+_SHOWN = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,92 +175,111 @@ def _study(context: Context, trace: Path | None) -> Findings:
     level = min(_fair_level(clients) for clients in both)
     heavy = {c.name for c in both[1] if c.backlog >= _BACKLOGGED}
     fcfs, fair = (_sum_up(clients, level, heavy) for clients in both)
-    if trace is None:
-        source = (
-            f"{_HEAVY} clients that send {_HEAVY_RATE:g} requests/s, a half and a third of that, "
-            f"and {_LIGHT} that send {_LIGHT_RATE:g} each, all with ShareGPT's lengths"
-        )
-    else:
-        source = (
-            f"the slice of Chatbot Arena with {len(both[0])} clients, {_FASTER:g} times as fast"
-        )
-    p99 = [quantile(each.light_ttft, 0.99) for each in (fcfs, fair)]
-    shown = both[1][: min(16, len(both[1]))]
-    by_name = {c.name: c for c in both[0]}
+    source = _DRAWN_SOURCE if trace is None else _recorded_source(len(both[0]))
     return Findings(
         setup=f"{_SETUP} on the paper's A100-40GB; {source}, {num_seconds:g} s of it, which is "
         "more than can be served. Service counts a token of output as two, as the policy does. A "
         "light client asks for less than its fair share of what was served (max-min). A heavy one "
         "has, under the fair policy, a request waiting throughout the second half; what these were "
         "served then is compared.",
-        claims=[
-            Claim(
-                "Light clients do not wait behind heavy ones: their TTFT p99 is at most half of "
-                "that of first come, first served",
-                p99[1] <= p99[0] / 2,
-                f"{seconds(p99[1])} s against {seconds(p99[0])} s, of {len(fcfs.light)} clients",
-            ),
-            Claim(
-                "Heavy clients are served alike: the most served got at most 1.5 times what the "
-                "least served got",
-                fair.spread <= 1.5,
-                f"{fair.spread:.2f} times, and {fcfs.spread:.2f} times first come, first served; "
-                f"{len(fair.heavy)} clients",
-            ),
-        ],
-        tables=[
-            Table(
-                "Light and heavy clients",
-                (
-                    "policy",
-                    "light: TTFT p50, s",
-                    "light: TTFT p99, s",
-                    "light: worst client's mean, s",
-                    "light: served in time",
-                    "heavy: most ÷ least served",
-                ),
-                [
-                    (
-                        policy,
-                        seconds(quantile(each.light_ttft, 0.5)),
-                        seconds(quantile(each.light_ttft, 0.99)),
-                        seconds(each.worst_light),
-                        percent(each.light_served),
-                        f"{each.spread:.2f}",
-                    )
-                    for policy, each in zip(_POLICIES, (fcfs, fair), strict=True)
-                ],
-            )
-        ],
-        panels=[
-            Panel(
-                "Served, by client",
-                "clients, the one that asks for most first",
-                "served ÷ fair share",
-                bars=[
-                    Bars("fcfs", [by_name[c.name].served / level for c in shown]),
-                    Bars("fair", [c.served / level for c in shown]),
-                    Bars("asked for (up to 3)", [min(3.0, c.demand / level) for c in shown]),
-                ],
-                x_names=[str(i + 1) for i in range(len(shown))],
-                bound=1.0,
-            ),
-            Panel(
-                "Mean TTFT, by client",
-                "clients, the one that asks for most first",
-                "seconds",
-                bars=[
-                    Bars("fcfs", [_mean(by_name[c.name].ttft) for c in shown]),
-                    Bars("fair", [_mean(c.ttft) for c in shown]),
-                ],
-                x_names=[str(i + 1) for i in range(len(shown))],
-            ),
-        ],
+        claims=_claims(fcfs, fair),
+        tables=[_table(fcfs, fair)],
+        panels=_panels(both[0], both[1], level),
         notes=[
             "The policy orders those that wait; it takes nothing from those that run. So a client "
             "that comes back waits until one sequence ends, not for the whole queue.",
         ],
     )
+
+
+_DRAWN_SOURCE = (
+    f"{_HEAVY} clients that send {_HEAVY_RATE:g} requests/s, a half and a third of that, "
+    f"and {_LIGHT} that send {_LIGHT_RATE:g} each, all with ShareGPT's lengths"
+)
+
+
+def _recorded_source(num_clients: int) -> str:
+    return f"the slice of Chatbot Arena with {num_clients} clients, {_FASTER:g} times as fast"
+
+
+def _claims(fcfs: _Outcome, fair: _Outcome) -> list[Claim]:
+    fcfs_p99, fair_p99 = (quantile(each.light_ttft, 0.99) for each in (fcfs, fair))
+    return [
+        Claim(
+            "Light clients do not wait behind heavy ones: their TTFT p99 is at most half of "
+            "that of first come, first served",
+            fair_p99 <= fcfs_p99 / 2,
+            f"{seconds(fair_p99)} s against {seconds(fcfs_p99)} s, of {len(fcfs.light)} clients",
+        ),
+        Claim(
+            "Heavy clients are served alike: the most served got at most 1.5 times what the "
+            "least served got",
+            fair.spread <= 1.5,
+            f"{fair.spread:.2f} times, and {fcfs.spread:.2f} times first come, first served; "
+            f"{len(fair.heavy)} clients",
+        ),
+    ]
+
+
+def _table(fcfs: _Outcome, fair: _Outcome) -> Table:
+    return Table(
+        "Light and heavy clients",
+        (
+            "policy",
+            "light: TTFT p50, s",
+            "light: TTFT p99, s",
+            "light: worst client's mean, s",
+            "light: served in time",
+            "heavy: most ÷ least served",
+        ),
+        [
+            (
+                policy,
+                seconds(quantile(each.light_ttft, 0.5)),
+                seconds(quantile(each.light_ttft, 0.99)),
+                seconds(each.worst_light),
+                percent(each.light_served),
+                f"{each.spread:.2f}",
+            )
+            for policy, each in zip(_POLICIES, (fcfs, fair), strict=True)
+        ],
+    )
+
+
+def _panels(fcfs: list[_Client], fair: list[_Client], level: float) -> list[Panel]:
+    """Draw the clients that ask for most.
+
+    Args:
+        fcfs, fair: all clients under each policy.
+        level: a fair share, in tokens as the policy weighs them.
+    """
+    shown = fair[:_SHOWN]
+    by_name = {c.name: c for c in fcfs}
+    x_names = [str(i + 1) for i in range(len(shown))]
+    return [
+        Panel(
+            "Served, by client",
+            "clients, the one that asks for most first",
+            "served ÷ fair share",
+            bars=[
+                Bars("fcfs", [by_name[c.name].served / level for c in shown]),
+                Bars("fair", [c.served / level for c in shown]),
+                Bars("asked for (up to 3)", [min(3.0, c.demand / level) for c in shown]),
+            ],
+            x_names=x_names,
+            bound=1.0,
+        ),
+        Panel(
+            "Mean TTFT, by client",
+            "clients, the one that asks for most first",
+            "seconds",
+            bars=[
+                Bars("fcfs", [_mean(by_name[c.name].ttft) for c in shown]),
+                Bars("fair", [_mean(c.ttft) for c in shown]),
+            ],
+            x_names=x_names,
+        ),
+    ]
 
 
 def _mean(values: list[float]) -> float:

@@ -22,7 +22,7 @@ from scheduler_svc.simulator.reports.study import Context, Study
 
 _MODEL = "llama-3.1-8b"
 _ROUTERS = ("placement", "least-loaded", "round-robin", "longest-prefix")
-_OURS, _BLIND = "placement", "round-robin"
+_OURS, _LEAST, _BLIND = "placement", "least-loaded", "round-robin"
 _FILE = "mooncake_conversation.csv.gz"
 
 _NUM_PREFIXES, _PREFIX_IDS, _TOKENS_PER_ID = 400, 8, 512
@@ -105,80 +105,89 @@ def _hits(report: Report) -> float:
 def _study(context: Context, site: _Site, source: str, note: str) -> Findings:
     jobs = [_Job(router, site, context.seed) for router in _ROUTERS]
     found = dict(zip(_ROUTERS, context.map(_run, jobs), strict=True))
-    ours, blind = found[_OURS], found[_BLIND]
-    least = found["least-loaded"]
     return Findings(
         setup=f"{site.num_executors} executors of {_MODEL} on a {site.device} each; {source}. "
         "placement is the service's own: the executor with the fewest tokens to compute, where "
         "a token that its prefix cache has counts for two.",
-        claims=[
-            Claim(
-                "Requests that go to where their beginning is cached wait less for their first "
-                "token than in turn, at the 99th percentile",
-                ours.ttft.p99 < blind.ttft.p99,
-                f"p50 {seconds(ours.ttft.p50)} against {seconds(blind.ttft.p50)} s, p99 "
-                f"{seconds(ours.ttft.p99)} against {seconds(blind.ttft.p99)} s",
-            ),
-            Claim(
-                "They compute less: fewer tokens than in turn, and than by load alone",
-                ours.num_computed_tokens < blind.num_computed_tokens
-                and ours.num_computed_tokens < least.num_computed_tokens,
-                f"{ours.num_computed_tokens / 1e6:.2f} against "
-                f"{blind.num_computed_tokens / 1e6:.2f} and "
-                f"{least.num_computed_tokens / 1e6:.2f} million",
-            ),
-        ],
-        tables=[
-            Table(
-                "Routers",
-                (
-                    "router",
-                    "prompt tokens cached",
-                    "computed, millions",
-                    "TTFT p50, s",
-                    "TTFT p99, s",
-                    "ITL p99, s",
-                    "e2e p50, s",
-                    "e2e p99, s",
-                ),
-                [
-                    (
-                        router,
-                        percent(_hits(each)),
-                        f"{each.num_computed_tokens / 1e6:.2f}",
-                        seconds(each.ttft.p50),
-                        seconds(each.ttft.p99),
-                        seconds(each.itl.p99),
-                        seconds(each.e2e.p50),
-                        seconds(each.e2e.p99),
-                    )
-                    for router, each in found.items()
-                ],
-            )
-        ],
-        panels=[
-            Panel(
-                "Time to the first token",
-                "",
-                "seconds",
-                bars=[
-                    Bars("p50", [r.ttft.p50 for r in found.values()]),
-                    Bars("p99", [r.ttft.p99 for r in found.values()]),
-                ],
-                x_names=_ROUTERS,
-                log_y=True,
-            ),
-            Panel(
-                "Prompt tokens that were cached",
-                "",
-                "share",
-                bars=[Bars("cached", [_hits(r) for r in found.values()])],
-                x_names=_ROUTERS,
-                y_limit=1.0,
-            ),
-        ],
+        claims=_claims(found),
+        tables=[_table(found)],
+        panels=_panels(found),
         notes=[note],
     )
+
+
+def _claims(found: dict[str, Report]) -> list[Claim]:
+    ours, blind, least = found[_OURS], found[_BLIND], found[_LEAST]
+    return [
+        Claim(
+            "Requests that go to where their beginning is cached wait less for their first "
+            "token than in turn, at the 99th percentile",
+            ours.ttft.p99 < blind.ttft.p99,
+            f"p50 {seconds(ours.ttft.p50)} against {seconds(blind.ttft.p50)} s, p99 "
+            f"{seconds(ours.ttft.p99)} against {seconds(blind.ttft.p99)} s",
+        ),
+        Claim(
+            "They compute less: fewer tokens than in turn, and than by load alone",
+            ours.num_computed_tokens < blind.num_computed_tokens
+            and ours.num_computed_tokens < least.num_computed_tokens,
+            f"{ours.num_computed_tokens / 1e6:.2f} against "
+            f"{blind.num_computed_tokens / 1e6:.2f} and "
+            f"{least.num_computed_tokens / 1e6:.2f} million",
+        ),
+    ]
+
+
+def _table(found: dict[str, Report]) -> Table:
+    return Table(
+        "Routers",
+        (
+            "router",
+            "prompt tokens cached",
+            "computed, millions",
+            "TTFT p50, s",
+            "TTFT p99, s",
+            "ITL p99, s",
+            "e2e p50, s",
+            "e2e p99, s",
+        ),
+        [
+            (
+                router,
+                percent(_hits(each)),
+                f"{each.num_computed_tokens / 1e6:.2f}",
+                seconds(each.ttft.p50),
+                seconds(each.ttft.p99),
+                seconds(each.itl.p99),
+                seconds(each.e2e.p50),
+                seconds(each.e2e.p99),
+            )
+            for router, each in found.items()
+        ],
+    )
+
+
+def _panels(found: dict[str, Report]) -> list[Panel]:
+    return [
+        Panel(
+            "Time to the first token",
+            "",
+            "seconds",
+            bars=[
+                Bars("p50", [r.ttft.p50 for r in found.values()]),
+                Bars("p99", [r.ttft.p99 for r in found.values()]),
+            ],
+            x_names=_ROUTERS,
+            log_y=True,
+        ),
+        Panel(
+            "Prompt tokens that were cached",
+            "",
+            "share",
+            bars=[Bars("cached", [_hits(r) for r in found.values()])],
+            x_names=_ROUTERS,
+            y_limit=1.0,
+        ),
+    ]
 
 
 def run_drawn(context: Context) -> Findings:

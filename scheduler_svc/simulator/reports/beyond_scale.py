@@ -80,87 +80,117 @@ def run_schedulers(context: Context) -> Findings:
     shares = context.pick((1, 2, 4), (1, 2))
     num_tokens = context.pick(240, 40)
     most = sizes[-1]
-    jobs = [_Job(size, 1, num_tokens) for size in sizes]
-    jobs += [_Job(most, count, num_tokens) for count in shares[1:]]
-    found = dict(zip(jobs, context.map(_run, jobs), strict=True))
-    alone = [_busy(job, found[job]) for job in jobs[: len(sizes)]]
-    kept_busy = max((s for s, busy in zip(sizes, alone, strict=True) if busy >= _BUSY), default=0)
+    alone = [_Job(size, 1, num_tokens) for size in sizes]
     shared = [_Job(most, count, num_tokens) for count in shares]
-    rates = [1 / _STEP_SECONDS * size for size in sizes]
+    jobs = [*alone, *shared[1:]]
+    found = dict(zip(jobs, context.map(_run, jobs), strict=True))
     return Findings(
         setup=f"Executors whose steps take {_STEP_SECONDS * 1e3:g} ms with {_ROWS} sequences each, "
         f"{1 / _STEP_SECONDS:g} steps/s; a scheduler process takes {_SCHEDULER_SECONDS * 1e6:.0f} "
         f"us of one core for a step, as measured, and does one thing at a time; "
         f"{_WIRE_SECONDS * 1e3:g} ms one way.",
         reference="measured",
-        rows=[
-            Row(
-                f"executors that one scheduler keeps at least {_BUSY:.0%} busy",
-                kept_busy,
-                at_least(context.pick(32, 8)),
-            ),
-            Row(
-                "steps/s of one scheduler with too many executors",
-                alone[-1] * rates[-1],
-                exactly(1 / _SCHEDULER_SECONDS),
-                explanation="The reference is 1 ÷ the measured CPU time of a step, as if the "
-                "scheduler never waited.",
-            ),
-        ],
-        claims=[
-            Claim(
-                f"Schedulers share executors without loss: {shares[-1]} of them keep {most} "
-                f"executors at least {_BUSY:.0%} busy",
-                _busy(shared[-1], found[shared[-1]]) >= _BUSY,
-                ", ".join(
-                    f"{percent(_busy(job, found[job]))} with {job.num_schedulers}" for job in shared
-                ),
-            )
-        ],
-        tables=[
-            Table(
-                "Executors and schedulers",
-                ("executors", "schedulers", "busy", "output tokens/s", "ITL p50, s", "ITL p99, s"),
-                [
-                    (
-                        f"{job.num_executors}",
-                        f"{job.num_schedulers}",
-                        percent(_busy(job, report)),
-                        f"{report.output_tokens_per_second:,.0f}",
-                        seconds(report.itl.p50),
-                        seconds(report.itl.p99),
-                    )
-                    for job, report in found.items()
-                ],
-            )
-        ],
-        panels=[
-            Panel(
-                "One scheduler",
-                "executors",
-                "share of time that executors work",
-                lines=[
-                    Line("simulated", sizes, alone),
-                    Line(
-                        "CPU alone",
-                        sizes,
-                        [min(1.0, 1 / _SCHEDULER_SECONDS / rate) for rate in rates],
-                    ),
-                ],
-                y_limit=1.05,
-            ),
-            Panel(
-                f"{most} executors",
-                "schedulers",
-                "share of time that executors work",
-                lines=[Line("simulated", shares, [_busy(job, found[job]) for job in shared])],
-                y_limit=1.05,
-            ),
-        ],
+        rows=_schedulers_rows(found, alone, wanted=context.pick(32, 8)),
+        claims=[_sharing_claim(found, shared)],
+        tables=[_schedulers_table(found)],
+        panels=[_alone_panel(found, alone), _shared_panel(found, shared)],
         notes=[
             "The second step in flight hides the scheduler until its CPU is used up; beyond that "
             "it is a plain bottleneck. Faster steps need more schedulers, larger batches fewer.",
         ],
+    )
+
+
+def _steps_per_second(job: _Job) -> float:
+    """Steps that the executors would make if none ever waited."""
+    return 1 / _STEP_SECONDS * job.num_executors
+
+
+def _schedulers_rows(found: dict[_Job, Report], alone: list[_Job], wanted: int) -> list[Row]:
+    """Compare one scheduler to what is wanted of it.
+
+    Args:
+        found: reports of all jobs.
+        alone: jobs of one scheduler, that with the most executors last.
+        wanted: executors that it should keep busy.
+    """
+    busy = [job.num_executors for job in alone if _busy(job, found[job]) >= _BUSY]
+    last = alone[-1]
+    return [
+        Row(
+            f"executors that one scheduler keeps at least {_BUSY:.0%} busy",
+            max(busy, default=0),
+            at_least(wanted),
+        ),
+        Row(
+            "steps/s of one scheduler with too many executors",
+            _busy(last, found[last]) * _steps_per_second(last),
+            exactly(1 / _SCHEDULER_SECONDS),
+            explanation="The reference is 1 ÷ the measured CPU time of a step, as if the "
+            "scheduler never waited.",
+        ),
+    ]
+
+
+def _sharing_claim(found: dict[_Job, Report], shared: list[_Job]) -> Claim:
+    last = shared[-1]
+    return Claim(
+        f"Schedulers share executors without loss: {last.num_schedulers} of them keep "
+        f"{last.num_executors} executors at least {_BUSY:.0%} busy",
+        _busy(last, found[last]) >= _BUSY,
+        ", ".join(f"{percent(_busy(job, found[job]))} with {job.num_schedulers}" for job in shared),
+    )
+
+
+def _schedulers_table(found: dict[_Job, Report]) -> Table:
+    return Table(
+        "Executors and schedulers",
+        ("executors", "schedulers", "busy", "output tokens/s", "ITL p50, s", "ITL p99, s"),
+        [
+            (
+                f"{job.num_executors}",
+                f"{job.num_schedulers}",
+                percent(_busy(job, report)),
+                f"{report.output_tokens_per_second:,.0f}",
+                seconds(report.itl.p50),
+                seconds(report.itl.p99),
+            )
+            for job, report in found.items()
+        ],
+    )
+
+
+def _alone_panel(found: dict[_Job, Report], alone: list[_Job]) -> Panel:
+    sizes = [job.num_executors for job in alone]
+    return Panel(
+        "One scheduler",
+        "executors",
+        "share of time that executors work",
+        lines=[
+            Line("simulated", sizes, [_busy(job, found[job]) for job in alone]),
+            Line(
+                "CPU alone",
+                sizes,
+                [min(1.0, 1 / _SCHEDULER_SECONDS / _steps_per_second(job)) for job in alone],
+            ),
+        ],
+        y_limit=1.05,
+    )
+
+
+def _shared_panel(found: dict[_Job, Report], shared: list[_Job]) -> Panel:
+    return Panel(
+        f"{shared[0].num_executors} executors",
+        "schedulers",
+        "share of time that executors work",
+        lines=[
+            Line(
+                "simulated",
+                [job.num_schedulers for job in shared],
+                [_busy(job, found[job]) for job in shared],
+            )
+        ],
+        y_limit=1.05,
     )
 
 
