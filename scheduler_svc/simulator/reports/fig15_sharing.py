@@ -55,7 +55,13 @@ _Key = tuple[str, str, int, str]
 
 def run(context: Context) -> Findings:
     """Serve with 2, 4 and 6 samples and beams, and count blocks."""
-    num_requests = {ALPACA: context.pick(400, 16), SHAREGPT: context.pick(100, 5)}
+    num_requests = {
+        (ALPACA, _PARALLEL): context.pick(1500, 16),
+        (SHAREGPT, _PARALLEL): context.pick(400, 5),
+        # A step of a beam takes the core many times as long.
+        (ALPACA, _BEAM): context.pick(400, 16),
+        (SHAREGPT, _BEAM): context.pick(100, 5),
+    }
     jobs: dict[_Key, Job] = {}
     for kind, how in _PAPER:
         for width in _WIDTHS:
@@ -66,7 +72,7 @@ def run(context: Context) -> Findings:
                 load = Load(
                     kind,
                     rate,
-                    num_requests[kind] / rate,
+                    num_requests[kind, how] / rate,
                     context.seed,
                     sigma=sigma,
                     n=width if how == _PARALLEL else 1,
@@ -90,8 +96,9 @@ def run(context: Context) -> Findings:
     return Findings(
         setup=(
             "OPT-13B on one A100-40GB, block size 16; "
-            f"{num_requests[ALPACA]:,} requests with Alpaca's lengths and "
-            f"{num_requests[SHAREGPT]:,} with ShareGPT's, {_RATES[ALPACA]:g} and "
+            f"{num_requests[ALPACA, _PARALLEL]:,} requests with Alpaca's lengths and "
+            f"{num_requests[SHAREGPT, _PARALLEL]:,} with ShareGPT's ({num_requests[ALPACA, _BEAM]} "
+            f"and {num_requests[SHAREGPT, _BEAM]} beam searches), {_RATES[ALPACA]:g} and "
             f"{_RATES[SHAREGPT]:g} sequences arriving a second. Blocks saved ÷ blocks that "
             "there would be without sharing, mean over time."
         ),
