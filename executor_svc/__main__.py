@@ -50,6 +50,9 @@ def main(argv: list[str] | None = None) -> int:
     except StartupError as error:
         return _complain(error, _EXIT_STARTUP)
     _prepare_environment()
+    if place is not None:
+        # torch.distributed prints a page of its own beside each error that it raises.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     from executor_svc.logs import configure_logging
 
     configure_logging(config.log_level, config.log_format)
@@ -198,8 +201,6 @@ def _prepare_environment() -> None:
     # then sleeps: to wake it costs a step of many small operators a fifth of its time, to
     # spin for ever starves the other processes.
     os.environ.setdefault("GOMP_SPINCOUNT", "30000")
-    # torch.distributed prints a page of its own beside each error that it raises.
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
     # gRPC's own lines would stand beside our one line about a busy port.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
 

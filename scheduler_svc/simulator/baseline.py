@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -84,7 +85,7 @@ class Job:
         return self.request.num_prompt + self.request.num_output
 
 
-class Baseline:
+class Baseline(ABC):
     """What both have: a clock, a queue, and one step after the other."""
 
     name = ""
@@ -121,9 +122,9 @@ class Baseline:
         self._meter.executor_seconds = self._now
         return self._meter.report(self.name, now=self._now)
 
+    @abstractmethod
     def _serve(self) -> None:
         """Run a step, or a batch."""
-        raise NotImplementedError
 
     def _reservation(self, request: SimRequest) -> int:
         """Slots that one sequence of the request is promised."""
@@ -134,8 +135,9 @@ class Baseline:
             return min(request.num_prompt + output, self._config.max_len)
         return self._config.max_len
 
+    @abstractmethod
     def _can_ever_hold(self, job: Job) -> bool:
-        raise NotImplementedError
+        """Whether an empty pool has room for it."""
 
     def _take_arrivals(self) -> None:
         table, upcoming = self._meter.requests, self._upcoming
@@ -171,8 +173,9 @@ class Baseline:
         return Sample(when, len(self._waiting), self._num_running, use, 1, self._num_tokens)
 
     @property
+    @abstractmethod
     def _num_allocated(self) -> int:
-        raise NotImplementedError
+        """Slots that are reserved, used or not."""
 
     def _note_end(self, job: Job) -> None:
         self._meter.note_end(job.index, self._now, job.request.n * job.request.num_output)
