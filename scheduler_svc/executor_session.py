@@ -141,7 +141,7 @@ class ExecutorSession:
 
     @property
     def load_tokens(self) -> int:
-        """Tokens to compute for the requests here at most."""
+        """Tokens still to be computed for the requests here, at most."""
         return 0 if self.core is None else self.core.state.load_tokens
 
     async def run(self) -> None:

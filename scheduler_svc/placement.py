@@ -1,8 +1,8 @@
 """Which executor runs a request: a new one, and one whose executor is gone.
 
-The cost of a place is the tokens that are to be computed there before and for the request:
-those of the requests it has, and those of the prompt that its prefix cache lacks. The latter
-count twice: elsewhere they are computed, and then take the room of what others have cached.
+The cost of a place is the tokens that are still to be computed there, and those of the prompt
+that its prefix cache lacks. The latter count twice: elsewhere they are computed, and then take
+the room of what others have cached.
 So the longest cached prefix wins, unless its executor is that much busier than another one.
 docs/reproduction/beyond.md has what this gains.
 """

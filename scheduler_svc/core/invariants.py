@@ -15,6 +15,7 @@ def check(state: SchedulerState) -> None:
     _check_blocks(state, sequences)
     _check_rows(state, sequences)
     _check_places(state, sequences)
+    _check_load(state)
     for seq in sequences:
         _check_counts(state, seq)
 
@@ -65,6 +66,13 @@ def _check_places(state: SchedulerState, sequences: list[Sequence]) -> None:
         assert seq.group in running and not seq.is_finished, f"{seq} is listed but not running"
     places = [*state.prefilling, *state.ready, *decoding]
     assert len(set(places)) == len(places), "a sequence is in two places"
+
+
+def _check_load(state: SchedulerState) -> None:
+    groups = state.groups.values()
+    waiting = [g for g in groups if g.status is GroupStatus.WAITING]
+    assert state.num_waiting_tokens == sum(g.num_uncached_tokens for g in waiting)
+    assert state.num_output_tokens == sum(g.num_output_tokens_at_most for g in groups)
 
 
 def _check_counts(state: SchedulerState, seq: Sequence) -> None:

@@ -110,11 +110,12 @@ def evacuate(state: SchedulerState) -> list[SequenceGroup]:
             group.leave_executor()
         group.is_suspect = group in state.suspects
         state.release(group)
-        group.load_tokens = group.num_tokens_at_most  # nothing is cached for it elsewhere
+        group.num_uncached_tokens = group.num_known_tokens  # nothing is cached for it elsewhere
     _forget_hashes(groups)
     state.suspects.clear()
     state.preempted = []
     state.waiting.clear()
+    state.num_waiting_tokens = 0
     state.start_over(state.config)
     return groups
 

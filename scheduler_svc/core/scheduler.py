@@ -86,7 +86,7 @@ class Scheduler:
         if group.uses_cache:
             group.sequences[0].block_hashes = names = list(hashes)
             if names:
-                group.load_tokens -= self.num_cached_tokens(names)
+                group.num_uncached_tokens -= self.num_cached_tokens(names)
         admission.check_queue(state, request.arrival, request.priority, group)
         if request.beam is not None:
             group.beam = beam.BeamSearch(request)

@@ -193,11 +193,11 @@ class SequenceGroup:
         "is_suspect",
         "key",
         "lineage",
-        "load_tokens",
         "num_deaths",
         "num_failures",
         "num_preemptions",
         "num_prompt_logprobs_told",
+        "num_uncached_tokens",
         "request",
         "resume_after",
         "rows_promised",
@@ -220,8 +220,6 @@ class SequenceGroup:
         self.uses_cache = False
         # Groups that share it may share blocks.
         self.lineage = 0
-        # Tokens to compute for it at most: `num_tokens_at_most`, less those that were cached.
-        self.load_tokens = self.num_tokens_at_most
         # Steps it was in that failed; and executors that died silently under it alone.
         self.num_failures = 0
         self.num_deaths = 0
@@ -250,13 +248,21 @@ class SequenceGroup:
         else:
             self.sequences = [Sequence(self, 0, list(request.prompt_tokens))]
             self.unforked = 0 if request.beam else request.best_of - 1
+        # To be computed before it draws: what was not cached when it came.
+        self.num_uncached_tokens = self.num_known_tokens
 
     @property
-    def num_tokens_at_most(self) -> int:
-        """Tokens that it takes, of the prompt and of all that may be generated."""
+    def num_known_tokens(self) -> int:
+        """The prompt's, once, and those drawn so far."""
+        drawn = sum(seq.num_output_tokens for seq in self.live)
+        return len(self.request.prompt_tokens) + drawn
+
+    @property
+    def num_output_tokens_at_most(self) -> int:
+        """Tokens that it may draw, of all samples or beams."""
         request = self.request
         num_sequences = request.beam.width if request.beam is not None else request.best_of
-        return len(request.prompt_tokens) + num_sequences * request.max_tokens
+        return num_sequences * request.max_tokens
 
     @property
     def live(self) -> list[Sequence]:

@@ -137,7 +137,9 @@ class SchedulerState:
         self.preempted: list[SequenceGroup] = []
         # Groups that were in a failed step and have not drawn a token since.
         self.suspects: set[SequenceGroup] = set()
-        self.load_tokens = 0
+        # Outputs of the live groups at most, and what waiting ones have to compute first.
+        self.num_output_tokens = 0
+        self.num_waiting_tokens = 0
         # When the last step was planned, on the clock of arrivals.
         self.now = 0.0
         self.queue_wait = QueueWait()
@@ -197,17 +199,26 @@ class SchedulerState:
     def hold(self, group: SequenceGroup) -> None:
         """Count a group among the live ones."""
         self.groups[group.request.request_id] = group
-        self.load_tokens += group.load_tokens
+        self.num_output_tokens += group.num_output_tokens_at_most
 
     def release(self, group: SequenceGroup) -> None:
         """Count a group no longer."""
         del self.groups[group.request.request_id]
-        self.load_tokens -= group.load_tokens
+        self.num_output_tokens -= group.num_output_tokens_at_most
+
+    @property
+    def load_tokens(self) -> int:
+        """Tokens still to be computed here, at most: outputs count whole until their group ends."""
+        prompts = self.num_waiting_tokens
+        prompts += sum(len(seq.tokens) - seq.num_scheduled for seq in self.prefilling)
+        again = (g for g in self.preempted if g.status is GroupStatus.PREEMPTED)
+        return self.num_output_tokens + prompts + sum(g.num_known_tokens for g in again)
 
     def enqueue(self, group: SequenceGroup) -> None:
         """Let a group wait for its first admission."""
         self.queue_wait.note_arrival(group.request.arrival, len(self.waiting))
         self.waiting.push(group)
+        self.num_waiting_tokens += group.num_uncached_tokens
 
     def enqueue_preempted(self, group: SequenceGroup) -> None:
         """Let a group wait to come back; it keeps its place in line."""
@@ -336,6 +347,7 @@ class SchedulerState:
         status, group.status = group.status, GroupStatus.FINISHED
         if status is GroupStatus.WAITING:
             self.waiting.discard(group)
+            self.num_waiting_tokens -= group.num_uncached_tokens
         elif status is GroupStatus.RUNNING:
             self.leave_running(group)
         else:

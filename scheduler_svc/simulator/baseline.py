@@ -30,6 +30,9 @@ class BaselineConfig:
         max_len: longest sequence.
         reserve: "oracle", "pow2" or "max"; static batching always reserves the most.
         max_batch: sequences in a step at most; None: what fits.
+        beam_copy_share: of Orca's beams, how many continue another beam at each step, so that
+            all of its K/V are copied; 0: such copies are free.
+        copy_block_size: tokens of a block whose copies `cost` counts.
         sample_seconds: between two samples of the timeline.
         stop_after_seconds: simulated; None: when every request has ended.
     Raises:  ValueError: naming the field and the bound.
@@ -40,6 +43,8 @@ class BaselineConfig:
     max_len: int = 2048
     reserve: str = "oracle"
     max_batch: int | None = None
+    beam_copy_share: float = 0.0
+    copy_block_size: int = 16
     sample_seconds: float = 10.0
     stop_after_seconds: float | None = None
 
@@ -55,6 +60,10 @@ class BaselineConfig:
             )
         if self.max_batch is not None and self.max_batch < 1:
             raise ValueError(f"max_batch must be at least 1, got {self.max_batch}")
+        if not 0 <= self.beam_copy_share <= 1:
+            raise ValueError(f"beam_copy_share must be from 0 to 1, got {self.beam_copy_share}")
+        if self.copy_block_size < 1:
+            raise ValueError(f"copy_block_size must be at least 1, got {self.copy_block_size}")
         if not 0 < self.sample_seconds < math.inf:
             raise ValueError(f"sample_seconds must be above 0, got {self.sample_seconds}")
 

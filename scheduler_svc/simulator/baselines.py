@@ -16,7 +16,7 @@ room for all tokens is reserved at admission, from a buddy allocator:
 
 Samples and beams of one request share nothing. In the baselines' favour, a prompt is computed
 once for all of its samples, K/V are read without the cost of blocks, and copies between beams
-are free.
+are free unless `BaselineConfig.beam_copy_share` says how many there are.
 """
 
 from __future__ import annotations

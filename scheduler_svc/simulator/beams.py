@@ -4,9 +4,8 @@ Language models are sure of most tokens and open about some. A step of a beam is
 given probability (`openness`); then its likeliest token has 0.2 to 0.6 of the probability and
 the others fall off slowly, and otherwise it has 0.90 to 0.999. The more often steps are open,
 the more often a beam's second choice beats another beam's first, so that the other ends and
-the beams have a younger common ancestor: openness sets how much they share. The
-default is fitted to the paper's figures for Alpaca (docs/simulator.md); the search itself is the
-core's.
+the beams have a younger common ancestor: openness sets how much they share. `FITTED_OPENNESS`
+is fitted to the paper's figures for Alpaca (docs/simulator.md); the search itself is the core's.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from scheduler_svc.core.request import PositionLogprobs, TokenLogprob
 from scheduler_svc.core.step import RowLogprobs
 from scheduler_svc.simulator.workload import FIRST_OF_OUTPUT
 
+FITTED_OPENNESS = 0.2
 _TABLE_SIZE = 4096
 _TABLE_SEED = 0xBEA
 _BEAM_TOKENS = FIRST_OF_OUTPUT + (1 << 29)

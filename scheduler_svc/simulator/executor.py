@@ -127,7 +127,7 @@ class SimExecutor:
 
     @property
     def load_tokens(self) -> int:
-        """Tokens that the requests here take at most."""
+        """Tokens still to be computed for the requests here, at most."""
         return self.core.state.load_tokens
 
     def wake(self) -> None:

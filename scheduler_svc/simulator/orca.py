@@ -22,7 +22,8 @@ class Orca(Baseline):
         self.name = f"orca-{config.reserve}"
         self._memory = BuddyAllocator(config.num_slots)
         # Sums over the running sequences; jobs by the iteration that is their last.
-        self._num_sequences = 0
+        self._num_sequences = self._num_beams = 0
+        self._stored_by_beams = 0
         self._stored = self._final = self._promised = 0
         self._iteration = 0
         self._last: dict[int, list[Job]] = {}
@@ -68,6 +69,9 @@ class Orca(Baseline):
         self._num_running += 1
         self._num_sequences += job.num_sequences
         self._stored += job.num_sequences * job.request.num_prompt
+        if job.request.beam_width:
+            self._num_beams += job.num_sequences
+            self._stored_by_beams += job.num_sequences * job.request.num_prompt
         self._final += job.num_sequences * job.length
         self._promised += job.num_sequences * job.reserved
         last = self._iteration + job.request.num_output - 1
@@ -80,6 +84,9 @@ class Orca(Baseline):
         for total in (self._stored, self._final):
             assert total >= job.num_sequences * job.length
         self._stored -= job.num_sequences * job.length
+        if job.request.beam_width:
+            self._num_beams -= job.num_sequences
+            self._stored_by_beams -= job.num_sequences * job.length
         self._final -= job.num_sequences * job.length
         self._promised -= job.num_sequences * job.reserved
         self._give_back(job)
@@ -87,9 +94,16 @@ class Orca(Baseline):
 
     def _serve(self) -> None:
         num_decodes, context = self._num_sequences, self._stored
+        copied = self._config.beam_copy_share * self._stored_by_beams
         entered = self._admit()
         prefills = [(0, job.request.num_prompt) for job in entered]
-        work = StepWork(num_decodes, context, prefills, self._num_sequences)
+        work = StepWork(
+            num_decodes,
+            context,
+            prefills,
+            self._num_sequences,
+            num_copied_blocks=round(copied / self._config.copy_block_size),
+        )
         is_waiting = bool(self._waiting)
         seconds = self._step(work, self._num_running, self._num_sequences)
         self._meter.note_kv(
@@ -105,6 +119,7 @@ class Orca(Baseline):
         for job in entered:
             self._meter.requests.first_token[job.index] = self._now
         self._stored += self._num_sequences
+        self._stored_by_beams += self._num_beams
         self._num_tokens += self._num_sequences
         for job in self._last.pop(self._iteration, ()):
             self._leave(job)

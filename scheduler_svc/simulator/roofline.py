@@ -38,6 +38,8 @@ class Roofline:
         block_size: tokens per block, for attention and for moves.
         block_overhead_tokens: what fetching a block costs attention, in tokens read on top of
             its own; 0 is contiguous K/V.
+        cached_read_share: of the K/V that decodes read, what comes from the device's cache as
+            another sequence of the step has just read it; 0: all is read from memory.
         transfers_per_block: copies over the host link that a swapped block takes; None: keys
             and values of every layer apart, as in the paper. 1: gathered and copied at once.
         step_seconds: instead of the device's.
@@ -49,6 +51,7 @@ class Roofline:
     num_gpus: int = 1
     block_size: int = 16
     block_overhead_tokens: float = PAPER_BLOCK_OVERHEAD_TOKENS
+    cached_read_share: float = 0.0
     transfers_per_block: int | None = None
     step_seconds: float | None = None
     _weights: float = field(init=False)
@@ -67,6 +70,8 @@ class Roofline:
         for name, low in (("num_gpus", 1), ("block_size", 1), ("block_overhead_tokens", 0)):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")
+        if not 0 <= self.cached_read_share <= 1:
+            raise ValueError(f"cached_read_share must be from 0 to 1, got {self.cached_read_share}")
         model, device, num_gpus = self.model, self.device, self.num_gpus
         bandwidth = device.bandwidth * device.bandwidth_share * num_gpus
         flops = device.flops * device.flops_share * num_gpus
@@ -82,7 +87,7 @@ class Roofline:
         values = {
             "_weights": model.parameter_bytes / bandwidth,
             "_per_token": 2 * model.num_parameters / flops,
-            "_per_context": max(kv_read, per_pair_flops / flops),
+            "_per_context": max(kv_read * (1 - self.cached_read_share), per_pair_flops / flops),
             "_per_pair": per_pair_flops / flops,
             "_per_kv_read": kv_read,
             "_link_fixed": 2 * model.num_layers * device.link_latency if num_gpus > 1 else 0.0,

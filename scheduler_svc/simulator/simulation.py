@@ -16,7 +16,7 @@ from typing import Any
 from scheduler_svc.core.request import BeamParams, Request, SamplingParams
 from scheduler_svc.core.state import CoreConfig
 from scheduler_svc.simulator.agenda import Agenda
-from scheduler_svc.simulator.beams import BeamCandidates
+from scheduler_svc.simulator.beams import FITTED_OPENNESS, BeamCandidates
 from scheduler_svc.simulator.calibration import LinearCost
 from scheduler_svc.simulator.executor import SchedulerCpu, SimExecutor
 from scheduler_svc.simulator.faults import Autoscale, Failures
@@ -83,7 +83,7 @@ class SimulationConfig:
     sample_seconds: float = 10.0
     stop_after_seconds: float | None = None
     seed: int = 0
-    beam_openness: float = 0.2
+    beam_openness: float = FITTED_OPENNESS
     core: CoreConfig = field(init=False, repr=False)
 
     def __post_init__(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -56,30 +57,63 @@ class Pair:
             },
         }
 
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Pair:
+        """Read what an earlier run wrote; the distributions are not in it."""
+        sides = (
+            Side({name: data[name][side] for name in (*MEASURES, *ASIDE)}, [], [])
+            for side in ("real", "simulated")
+        )
+        return cls(data["workload"], *sides)
 
-def medians(pairs: Sequence[Pair]) -> list[tuple[str, str, float, float, float]]:
-    """(workload, measure, real, simulated, ratio): medians over rounds, of ratios too."""
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measure of one workload, over all rounds.
+
+    Attributes:
+        real, simulated: medians.
+        ratio: simulated ÷ real, of the medians.
+        apart: how far two of the real rounds are apart, the largest ÷ the smallest.
+    """
+
+    workload: str
+    measure: str
+    real: float
+    simulated: float
+    ratio: float
+    apart: float
+
+
+def rows_of(pairs: Sequence[Pair]) -> list[Row]:
+    """Medians over rounds, by workload and measure."""
     rows = []
     for workload in dict.fromkeys(pair.workload for pair in pairs):
         mine = [pair for pair in pairs if pair.workload == workload]
         for name in (*MEASURES, *ASIDE):
-            real = statistics.median(pair.real.measures[name] for pair in mine)
+            seen = [pair.real.measures[name] for pair in mine]
+            real = statistics.median(seen)
             simulated = statistics.median(pair.simulated.measures[name] for pair in mine)
-            ratio = statistics.median(pair.ratio(name) for pair in mine)
-            rows.append((workload, name, real, simulated, ratio))
+            ratio = simulated / real if real else math.nan
+            apart = max(seen) / min(seen) if min(seen) else math.nan
+            rows.append(Row(workload, name, real, simulated, ratio, apart))
     return rows
 
 
 def table(pairs: Sequence[Pair]) -> list[str]:
     """Markdown, for people."""
     lines = [
-        "| workload | measure | real | simulated | ratio |",
-        "| --- | --- | ---: | ---: | ---: |",
+        "| workload | measure | real | simulated | simulated ÷ real | one real round ÷ another |",
+        "| --- | --- | ---: | ---: | ---: | ---: |",
     ]
-    for workload, name, real, simulated, ratio in medians(pairs):
-        shown = "" if ratio != ratio else f"{ratio:.2f}"  # not a number: nothing of it there
+    for row in rows_of(pairs):
+        real, simulated = (_show(row.measure, value) for value in (row.real, row.simulated))
+        ratio, apart = (
+            "" if math.isnan(value) else f"{value:.2f}" for value in (row.ratio, row.apart)
+        )
+        apart = f"up to {apart}" if apart else ""
         lines.append(
-            f"| {workload} | {name} | {_show(name, real)} | {_show(name, simulated)} | {shown} |"
+            f"| {row.workload} | {row.measure} | {real} | {simulated} | {ratio} | {apart} |"
         )
     return lines
 
@@ -100,7 +134,7 @@ def plot(pairs: Sequence[Pair], path: Path, tolerance: float) -> None:
     from matplotlib import pyplot
 
     names = list(dict.fromkeys(pair.workload for pair in pairs))
-    last = {pair.workload: pair for pair in pairs}
+    last = {pair.workload: pair for pair in pairs if pair.real.ttft}
     figure, axes = pyplot.subplots(3, len(names), figsize=(12, 9), layout="constrained")
     figure.suptitle("The simulator against the real system, on one machine")
     for column, name in enumerate(names):

@@ -7,6 +7,7 @@ from itertools import pairwise
 from scheduler_svc.simulator import Report
 from scheduler_svc.simulator.reports.findings import (
     Bars,
+    Check,
     Claim,
     Findings,
     Panel,
@@ -64,7 +65,7 @@ def run(context: Context) -> Findings:
                     None if paper is None else exactly(paper),
                     "share",
                     _EXPLANATION,
-                    _check(system, number, found),
+                    _checks(system, number, found),
                 )
             )
     used = [shares[system][0] for system in _ORDER]
@@ -116,10 +117,10 @@ def _paper_shares() -> dict[str, tuple[float, ...]]:
     return shares
 
 
-def _check(system: str, number: int, found: dict[tuple[str, float], tuple[float, ...]]) -> str:
-    return ", ".join(
-        f"{found[system, sigma][number]:.1%} with sigma {sigma:g}" for sigma in _SIGMAS
-    )
+def _checks(
+    system: str, number: int, found: dict[tuple[str, float], tuple[float, ...]]
+) -> list[Check]:
+    return [Check(found[system, sigma][number], f"sigma {sigma:g}") for sigma in _SIGMAS]
 
 
 STUDY = Study(

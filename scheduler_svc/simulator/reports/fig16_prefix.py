@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from scheduler_svc.simulator.reports.findings import (
+    Check,
     Claim,
     Findings,
     Line,
@@ -61,7 +62,7 @@ def run(context: Context) -> Findings:
                 exactly(_PAPER[shots]),
                 "x",
                 _EXPLANATION,
-                _check(shots, curves),
+                _checks(shots, curves),
             )
             for shots in _GUESSES
         ],
@@ -138,12 +139,15 @@ def _name(shots: int) -> str:
     return "1 example" if shots == 1 else f"{shots} examples"
 
 
-def _check(shots: int, curves: dict[tuple[int, str], Curve]) -> str:
-    return ", ".join(
-        f"{times(_gain(curves, shots, f'{OURS}, {name}', f'{ORACLE}, {name}'))} with {name}"
+def _checks(shots: int, curves: dict[tuple[int, str], Curve]) -> list[Check]:
+    return [
+        Check(
+            _gain(curves, shots, f"{OURS}, {name}", f"{ORACLE}, {name}"),
+            f"{name} of host work a sequence",
+        )
         for name in (f"{host * 1000:g} ms" for host in _HOST_WORK)
         if (shots, f"{OURS}, {name}") in curves
-    )
+    ]
 
 
 STUDY = Study(

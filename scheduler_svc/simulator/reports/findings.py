@@ -54,6 +54,19 @@ def at_least(low: float) -> Reference:
 
 
 @dataclass(frozen=True, slots=True)
+class Check:
+    """A row's figure with one thing changed, to see whether that is the cause of a difference.
+
+    Attributes:
+        value: like the row's `ours`.
+        changed: what was, in words that go on after "with".
+    """
+
+    value: float
+    changed: str
+
+
+@dataclass(frozen=True, slots=True)
 class Row:
     """One figure of ours beside one of the paper.
 
@@ -62,9 +75,9 @@ class Row:
         ours: a share is from 0 to 1.
         paper: None if no figure is published.
         unit: one of `UNITS`.
-        explanation: why ours is off, and how that was checked; shown if it is off.
-        check: this figure where the cause is changed, if the explanation is that of several.
-    Raises:  ValueError: if the unit is unknown or the figure is not finite.
+        explanation: why ours is off; shown if it is off.
+        checks: this figure with what the explanation names changed.
+    Raises:  ValueError: if the unit is unknown or a figure is not finite.
     """
 
     what: str
@@ -72,14 +85,15 @@ class Row:
     paper: Reference | None = None
     unit: str = ""
     explanation: str = ""
-    check: str = ""
+    checks: Sequence[Check] = ()
 
     def __post_init__(self) -> None:
         """Check what renders would stumble on."""
         if self.unit not in UNITS:
             raise ValueError(f"unit must be one of {', '.join(UNITS)}, got {self.unit!r}")
-        if not math.isfinite(self.ours):
-            raise ValueError(f"ours must be finite, got {self.ours} for {self.what!r}")
+        for figure in (self.ours, *(check.value for check in self.checks)):
+            if not math.isfinite(figure):
+                raise ValueError(f"ours must be finite, got {figure} for {self.what!r}")
 
     @property
     def ratio(self) -> float | None:
@@ -90,6 +104,14 @@ class Row:
     def is_off(self) -> bool:
         """Ours differs from the paper's by more than `TOLERANCE`."""
         return self.ratio is not None and abs(self.ratio - 1) > TOLERANCE
+
+    @property
+    def is_explained(self) -> bool:
+        """What was changed accounts for the difference: a check meets the figure, or passes it."""
+        if self.paper is None or self.ratio is None or not self.is_off:
+            return True
+        ratios = [self.paper.ratio(check.value) for check in self.checks]
+        return any(abs(r - 1) <= TOLERANCE or (r > 1) != (self.ratio > 1) for r in ratios)
 
     def as_dict(self) -> dict[str, Any]:
         """Return what the JSON file holds."""
@@ -102,7 +124,10 @@ class Row:
             "ratio": None if self.ratio is None else rounded(self.ratio),
             "is_off": self.is_off,
             "explanation": self.explanation if self.is_off else "",
-            "check": self.check if self.is_off else "",
+            "checks": [
+                {"with": check.changed, "ours": rounded(check.value)} for check in self.checks
+            ],
+            "is_explained": self.is_explained,
         }
 
 

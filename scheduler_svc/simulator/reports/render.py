@@ -66,15 +66,19 @@ def _explanations(rows: Sequence[Row]) -> list[str]:
     by_text: dict[str, list[Row]] = {}
     for row in rows:
         if row.is_off:
-            by_text.setdefault(row.explanation or "Not explained.", []).append(row)
+            by_text.setdefault(row.explanation or "No cause is known.", []).append(row)
     if not by_text:
         return []
     lines = ["Off by more than 10%, and why:"]
     for text, off in by_text.items():
         names = "; ".join(f"{row.what} ({_ratio(row)})" for row in off)
-        checks = "; ".join(f"{row.what}: {row.check}" for row in off if row.check)
+        checks = "; ".join(f"{row.what}: {_checks(row)}" for row in off if row.checks)
         lines.append(f"* **{names}.** {text}" + (f" Checked: {checks}." if checks else ""))
     return ["\n".join([lines[0], "", *lines[1:]])]
+
+
+def _checks(row: Row) -> str:
+    return ", ".join(f"{figure_text(c.value, row.unit)} with {c.changed}" for c in row.checks)
 
 
 def _claim(claim: Claim) -> str:

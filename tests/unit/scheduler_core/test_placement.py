@@ -68,4 +68,4 @@ def test_what_was_cached_counts_in_full_once_the_request_moves() -> None:
     place("a", sessions, prompt=PROMPT, max_tokens=4)
     (group,) = sessions[1].core.evacuate()
     assert sessions[1].load_tokens == 0
-    assert group.load_tokens == 36
+    assert group.num_uncached_tokens == 32

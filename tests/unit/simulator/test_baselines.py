@@ -81,6 +81,17 @@ def test_samples_take_a_place_each() -> None:
     assert report.mean_batched_sequences == 4
 
 
+def test_beams_that_continue_others_are_copied_if_that_is_asked_for() -> None:
+    """Of 4 beams with 5, 6 and 7 tokens half are copied: 5, 6 and 7 blocks of 2."""
+    cost = LinearCost("copies", {"fixed": 1.0, "per_copied_block": 0.1}, num_blocks=1)
+    copied = config(cost=cost, beam_copy_share=0.5, copy_block_size=2)
+    beams, samples = SimRequest(0.0, 4, 4, beam_width=4), SimRequest(0.0, 4, 4, n=4)
+    # The prompt's iteration, in which nothing is stored yet, and three more.
+    assert simulate_orca(copied, [beams]).e2e.mean == pytest.approx(4.0 + 0.5 + 0.6 + 0.7)
+    assert simulate_orca(copied, [samples]).e2e.mean == pytest.approx(4.0)
+    assert simulate_orca(config(cost=cost), [beams]).e2e.mean == pytest.approx(4.0)
+
+
 def shares(report: Report) -> float:
     kv = report.kv
     return kv.token_states + kv.internal + kv.reserved + kv.external + kv.free
@@ -164,6 +175,8 @@ def test_requests_out_of_order_are_an_error() -> None:
         ({"num_slots": 10}, r"num_slots must be at least max_len \(64\), got 10"),
         ({"max_len": 1}, "max_len must be at least 2"),
         ({"max_batch": 0}, "max_batch must be at least 1"),
+        ({"beam_copy_share": 1.5}, "beam_copy_share must be from 0 to 1, got 1.5"),
+        ({"copy_block_size": 0}, "copy_block_size must be at least 1, got 0"),
         ({"sample_seconds": 0.0}, "sample_seconds must be above 0"),
     ],
 )

@@ -52,6 +52,20 @@ def test_decode_attention_is_bytes_over_bandwidth() -> None:
     assert 0.527e-3 < more < 1.5 * 0.527e-3
 
 
+def test_what_the_device_has_in_its_cache_is_not_read_again() -> None:
+    """Of decodes; what prompts read is theirs alone."""
+    plain, cached = Roofline(OPT, A100), Roofline(OPT, A100, cached_read_share=0.75)
+
+    def attention(roofline: Roofline) -> float:
+        return seconds(roofline, decode(8, 1001)) - seconds(roofline, decode(8, 1))
+
+    assert attention(cached) == pytest.approx(attention(plain) / 4)
+    prompt = StepWork(prefills=[(512, 512)])
+    assert seconds(cached, prompt) == seconds(plain, prompt)
+    with pytest.raises(ValueError, match=r"cached_read_share must be from 0 to 1, got 1\.5"):
+        Roofline(OPT, A100, cached_read_share=1.5)
+
+
 def test_blocks_of_16_cost_attention_a_quarter() -> None:
     """The paper: 20-26% over contiguous K/V (section 7.1)."""
 
