@@ -111,8 +111,8 @@ PREEMPTED_SEQUENCES = _gauge(
 LOAD_TOKENS = _gauge(
     "load_tokens",
     "tokens",
-    "What is to be computed for the live requests at most: prompts, less what was cached when they "
-    "came, and outputs.",
+    "What is still to be computed for the live requests at most: prompts, less what was cached "
+    "when they came, and outputs.",
 )
 STEPS_IN_FLIGHT = _gauge("steps_in_flight", "steps", "Steps planned whose results have not come.")
 

@@ -85,11 +85,15 @@ def share(text: str) -> float:
 
 def failure(text: str) -> tuple[float, int]:
     """SECONDS:EXECUTOR."""
-    when, _, index = text.partition(":")
+    when, colon, index = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"must be SECONDS:EXECUTOR, got {text!r}")
     return number(when, 0, _MOST_SECONDS), whole(index)
 
 
 def span(text: str) -> tuple[int, int]:
     """MIN:MAX executors."""
-    low, _, high = text.partition(":")
+    low, colon, high = text.partition(":")
+    if not colon:
+        raise argparse.ArgumentTypeError(f"must be MIN:MAX, got {text!r}")
     return executors(low), executors(high)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NoReturn, TextIO
 
 from scheduler_svc.simulator import bounds, traces, workload
 from scheduler_svc.simulator.baselines import BaselineConfig, simulate_orca, simulate_static
@@ -24,6 +25,19 @@ from scheduler_svc.simulator.workload import SimRequest
 _SYSTEMS = ("octavo", "static", "orca-oracle", "orca-pow2", "orca-max")
 _WORKLOADS = ("sharegpt", "alpaca", "wmt-1shot", "wmt-5shot", "chat")
 _DEFAULT_GPU = "h200"
+_FLAGS = {
+    "num_gpus": "--tp",
+    "memory_share": "--memory-share",
+    "min_executors": "--autoscale: MIN",
+    "max_executors": "MAX",
+    "failures.at": "--fail-at",
+    "num_executors": "--executors",
+    "num_blocks": "--num-blocks",
+    "num_host_blocks": "--host-blocks",
+    "max_num_seqs": "--max-num-seqs",
+    "max_num_batched_tokens": "--max-num-batched-tokens",
+}
+"""What the configuration's fields are called here."""
 _OF_OCTAVO = (
     *("executors", "schedulers", "router", "policy", "preemption", "block_size", "num_blocks"),
     *("host_blocks", "max_num_seqs", "max_num_batched_tokens", "no_prefix_cache", "calibration"),
@@ -61,12 +75,21 @@ def main(argv: list[str] | None = None) -> int:
             if out is not None:
                 out.write(json.dumps(report.as_dict(), indent=2) + "\n")
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"octavo simulate: {error}\n")
+        sys.stderr.write(f"octavo simulate: {_in_flags(str(error))}\n")
         return 2
     if not report.num_finished:
-        sys.stderr.write("octavo simulate: no request could be served\n")
+        shortest = min(request.num_prompt + request.num_output for request in requests)
+        sys.stderr.write(
+            f"octavo simulate: no request could be served, {report.num_refused:,} were refused; "
+            f"the shortest takes {shortest:,} tokens, which the pool must hold\n"
+        )
         return 1
     return 0
+
+
+def _in_flags(message: str) -> str:
+    """Write flags for the names of fields that begin a part of a message."""
+    return re.sub(r"[a-z][a-z_.]+", lambda match: _FLAGS.get(match[0], match[0]), message)
 
 
 def _check_conflicts(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:
@@ -268,8 +291,13 @@ def _progress(total: int) -> Iterator[Progress | None]:
         yield lambda count: bar.update(task, completed=count)
 
 
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message} (see {self.prog} --help)\n")
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="octavo simulate",
         description="Simulate a model on executors under a load.",
         epilog=_ABOUT,
@@ -313,14 +341,19 @@ def _add_policy(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--router", choices=tuple(ROUTERS), default="placement", help="[placement: the service's]")
     add("--policy", choices=("fcfs", "priority", "fair"), default="fcfs", help="[fcfs]")
-    add("--preemption", choices=("recompute", "swap", "auto"), default="recompute")
+    add(
+        "--preemption",
+        choices=("recompute", "swap", "auto"),
+        default="recompute",
+        help="how blocks are taken back; auto: what costs less [recompute]",
+    )
     add("--block-size", type=bounds.count, metavar="TOKENS", help="[16, or the calibration's]")
     add("--num-blocks", type=bounds.blocks, metavar="N", help="of the pool [what fits]")
     add(
         "--host-blocks",
         type=bounds.host_blocks,
         metavar="N",
-        help="of the host pool, for swapping [as many]",
+        help="of the host pool, for swapping [as many as the pool has]",
     )
     add("--max-num-seqs", type=bounds.count, metavar="N", help="sequences at once [256]")
     add("--max-num-batched-tokens", type=bounds.count, metavar="N", help="budget of a step [2048]")
@@ -366,7 +399,14 @@ def _add_load(group: argparse._ArgumentGroup) -> None:
 def _add_events(group: argparse._ArgumentGroup) -> None:
     add = group.add_argument
     add("--failures-per-hour", type=bounds.rate, default=0.0, metavar="X", help="per executor [0]")
-    add("--fail-at", type=bounds.failure, action="append", default=[], metavar="SECONDS:EXECUTOR")
+    add(
+        "--fail-at",
+        type=bounds.failure,
+        action="append",
+        default=[],
+        metavar="SECONDS:EXECUTOR",
+        help="an executor, from 0, that dies then; repeat it",
+    )
     add("--down-seconds", type=bounds.seconds, default=60.0, metavar="S", help="of a failure [60]")
     add(
         "--autoscale",

@@ -165,11 +165,11 @@ def _chosen(parser: argparse.ArgumentParser, names: list[str], traces: Path | No
     chosen = [study for study in studies if not names or study.name in names]
     if traces is None:
         left_out = [study.name for study in chosen if study.needs_traces]
+        if len(left_out) == len(chosen):
+            parser.error(f"--traces FOLDER is needed for {', '.join(left_out)}")
         if left_out:
             sys.stderr.write(f"left out, as they need --traces: {', '.join(left_out)}\n")
         chosen = [study for study in chosen if not study.needs_traces]
-        if not chosen:
-            parser.error("nothing is left to run")
     elif not traces.is_dir():
         parser.error(f"--traces must be a folder, got {traces}")
     return chosen

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, cast
 
+from google.protobuf.descriptor import FieldDescriptor
 from octavo.v1 import inference_pb2, types_pb2
 
 from octavo_client._types import (
@@ -28,6 +29,13 @@ from octavo_client._types import (
 from octavo_client.errors import Internal, InvalidArgument
 
 _T = TypeVar("_T")
+
+_WHOLE_NUMBERS = {
+    FieldDescriptor.CPPTYPE_INT32: (-(2**31), 2**31 - 1),
+    FieldDescriptor.CPPTYPE_UINT32: (0, 2**32 - 1),
+    FieldDescriptor.CPPTYPE_INT64: (-(2**63), 2**63 - 1),
+    FieldDescriptor.CPPTYPE_UINT64: (0, 2**64 - 1),
+}
 
 # Parameter -> path of its field in GenerateRequest. One table, so that the flat names of
 # the client and the nested ones of the wire cannot drift apart unseen.
@@ -124,6 +132,10 @@ def assign_field(message: Any, path: str, value: object) -> None:
     *parents, leaf = path.split(".")
     for parent in parents:
         message = getattr(message, parent)
+    bounds = _WHOLE_NUMBERS.get(message.DESCRIPTOR.fields_by_name[leaf].cpp_type)
+    if bounds is not None and isinstance(value, int) and not bounds[0] <= value <= bounds[1]:
+        bound = f"must be from {bounds[0]} to {bounds[1]}, got {value}"
+        raise InvalidArgument(f"{path} {bound}", field=path, bound=bound)
     _checked(path, partial(setattr, message, leaf, value))
 
 

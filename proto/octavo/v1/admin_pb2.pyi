@@ -243,8 +243,8 @@ class ExecutorState(_message.Message):
     draining: _builtins.bool
     """draining: the executor is shutting down; its requests move to others."""
     load_tokens: _builtins.int
-    """load_tokens: what is to be computed for the requests here at most: their prompts, less what
-    was cached when they came, and outputs.
+    """load_tokens: what is still to be computed for the requests here at most: prompts, less what
+    was cached when they came, and outputs, which count whole until their request ends.
     """
     @_builtins.property
     def pool(self) -> Global___PoolState:

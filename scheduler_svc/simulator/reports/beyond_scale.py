@@ -29,7 +29,8 @@ from scheduler_svc.simulator.reports.findings import (
 from scheduler_svc.simulator.reports.study import Context, Study
 
 _STEP_SECONDS = 0.020
-_SCHEDULER_SECONDS = 0.88 / (32 * 50)
+_SCHEDULER_SECONDS = 0.97 / (32 * 49.7)
+"""Of a core: `octavo bench core --executors 32 --wire` (docs/performance.md)."""
 """CPU time of a step through engine and gRPC, as measured: `octavo bench core --running 64
 --executors 32 --rate 50 --seconds 20 --wire` took 0.88 of a core (docs/performance.md)."""
 _WIRE_SECONDS = 0.0005
@@ -87,7 +88,8 @@ def run_schedulers(context: Context) -> Findings:
     return Findings(
         setup=f"Executors whose steps take {_STEP_SECONDS * 1e3:g} ms with {_ROWS} sequences each, "
         f"{1 / _STEP_SECONDS:g} steps/s; a scheduler process takes {_SCHEDULER_SECONDS * 1e6:.0f} "
-        f"us of one core for a step, as measured, and does one thing at a time; "
+        "us of one core for a step, as measured by `octavo bench core --executors 32 --wire`, and "
+        "does one thing at a time; "
         f"{_WIRE_SECONDS * 1e3:g} ms one way.",
         reference="measured",
         rows=_schedulers_rows(found, alone, wanted=context.pick(32, 8)),

@@ -143,8 +143,7 @@ def _growth(how: str, gains: dict[_Key, float]) -> Claim:
     values = [gains[key] for key in widths]
     name = "samples" if how == _PARALLEL else "beams"
     return Claim(
-        f"the gain over Oracle grows with the number of {name}",
-        # Searches end within 4%.
+        f"the gain over Oracle grows with the number of {name} (to within the 4% of a search)",
         all(a <= 1.04 * b for a, b in pairwise(values)) and values[-1] > values[0],
         ", ".join(f"{key[1]}: {times(gains[key])}" for key in widths),
     )

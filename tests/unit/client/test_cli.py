@@ -73,7 +73,10 @@ def test_wrong_port_is_one_line() -> None:
         (["nonsense"], "nonsense"),
         (["generate", "hi", "--target", "no-port"], "HOST:PORT"),
         (["bench", "--rate", "-1"], "--rate"),
+        (["generate", "hi", "--n", "0"], "--n"),
         (["bench", "--requests", "a", "--trace", "b"], "not both"),
+        (["bench", "--json", "no/such/folder/a.json"], "cannot write to no/such/folder/a.json"),
+        (["bench", "--plot", "no/such/folder/a.png"], "cannot write to no/such/folder/a.png"),
     ],
 )
 def test_wrong_command_lines_are_one_line(

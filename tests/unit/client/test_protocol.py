@@ -96,6 +96,22 @@ def test_values_that_do_not_fit_name_their_field(params: Any, field: str) -> Non
     assert caught.value.field == field
 
 
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({"seed": -5}, f"sampling.seed must be from 0 to {2**64 - 1}, got -5"),
+        ({"seed": 2**64}, f"sampling.seed must be from 0 to {2**64 - 1}, got {2**64}"),
+        ({"max_tokens": -1}, f"stopping.max_tokens must be from 0 to {2**32 - 1}, got -1"),
+        ({"priority": 2**31}, f"priority must be from {-(2**31)} to {2**31 - 1}, got {2**31}"),
+    ],
+)
+def test_whole_numbers_name_their_bounds(params: Any, said: str) -> None:
+    """Protobuf says only that a value is out of range."""
+    with pytest.raises(InvalidArgument) as caught:
+        build_generate("hi", None, None, params)
+    assert str(caught.value) == said
+
+
 def test_unknown_parameters_are_type_errors() -> None:
     """A misspelt parameter is not ignored."""
     with pytest.raises(TypeError, match="temprature"):

@@ -62,9 +62,12 @@ def test_a_trace_and_a_calibration_are_read(
         (["--trace", "/nowhere/at.all"], "No such file"),
         (["--calibration", "/nowhere/at.all"], "No such file"),
         (["--model", "llama-3.1-70b", "--gpu", "a100-40gb"], "takes 141 GB"),
-        (["--executors", "2", "--fail-at", "1:2"], "index must be below num_executors"),
-        (["--max-num-seqs", "4096"], "max_num_batched_tokens must be larger"),
-        (["--autoscale", "3:2"], "min_executors must be from 1 to max_executors"),
+        (
+            ["--executors", "2", "--fail-at", "1:2"],
+            "--fail-at: index must be below --executors (2)",
+        ),
+        (["--max-num-seqs", "4096"], "--max-num-batched-tokens must be larger than --max-num-seqs"),
+        (["--autoscale", "3:2"], "--autoscale: MIN must be from 1 to MAX (2)"),
     ],
 )
 def test_an_error_is_one_line(
@@ -95,19 +98,23 @@ def test_a_flag_out_of_bounds_is_refused(capsys: pytest.CaptureFixture[str]) -> 
         (["--executors", "100000000"], "--executors: must be a whole number from 1 to 100000"),
         (["--num-blocks", "999999999999"], "--num-blocks: must be a whole number"),
         (["--failures-per-hour", "1e9"], "--failures-per-hour: must be a number from 0 to 3600"),
-        (["--fail-at", "abc"], "--fail-at: must be a number"),
-        (["--autoscale", "1"], "--autoscale: must be a whole number"),
+        (["--fail-at", "5"], "--fail-at: must be SECONDS:EXECUTOR, got '5'"),
+        (["--fail-at", "abc:1"], "--fail-at: must be a number"),
+        (["--autoscale", "1"], "--autoscale: must be MIN:MAX, got '1'"),
+        (["--autoscale", "1:x"], "--autoscale: must be a whole number"),
         (["--samples", "1.5"], "--samples: must be a whole number"),
     ],
 )
 def test_flags_have_bounds(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The line names the flag and the bound."""
+    """One line names the flag and the bound."""
     with pytest.raises(SystemExit) as ended:
         main([*flags, "--requests", "2"])
     assert ended.value.code == 2
-    assert message in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize(

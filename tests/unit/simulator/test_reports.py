@@ -369,7 +369,7 @@ def test_one_failure_does_not_end_the_others(
     ("words", "message"),
     [
         (["nothing"], "there is no study 'nothing'"),
-        (["fig17_real"], "nothing is left to run"),
+        (["fig17_real"], "--traces FOLDER is needed for fig17_real"),
         (["--jobs", "0"], "must be from 1 to"),
         (["--traces", "no-such-folder"], "--traces must be a folder"),
     ],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -115,6 +116,16 @@ def check_workload_options(options: dict[str, Any]) -> None:
         raise click.UsageError("give one of --requests and --trace, not both")
     if options["rate"] and options["at_once"]:
         raise click.UsageError("give one of --rate and --at-once, not both")
+
+
+def check_outputs(*files: str | Path | None) -> None:
+    """Refuse files that could not be written when all is done; None and - are no files."""
+    for file in files:
+        if file is None or str(file) == "-":
+            continue
+        place = Path(file) if Path(file).exists() else Path(file).absolute().parent
+        if Path(file).is_dir() or not os.access(place, os.W_OK):
+            raise click.UsageError(f"cannot write to {file}")
 
 
 def load_workload(options: dict[str, Any]) -> list[Request]:

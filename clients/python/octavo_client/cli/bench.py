@@ -15,6 +15,7 @@ from octavo_client.cli._options import connection_options
 from octavo_client.cli._workload import (
     COUNT,
     FILE,
+    check_outputs,
     check_vocabulary,
     check_workload_options,
     load_workload,
@@ -93,6 +94,7 @@ def bench(context: click.Context, /, connection: dict[str, Any], **options: Any)
     from octavo_client.bench.report import check_plotting
 
     check_workload_options(options)
+    check_outputs(options["json_file"], options["plot_file"])
     if options["plot_file"]:
         check_plotting()
     console = Console(stderr=options["json_file"] == "-")

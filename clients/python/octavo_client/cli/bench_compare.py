@@ -17,6 +17,7 @@ import click
 
 from octavo_client.cli._workload import (
     FILE,
+    check_outputs,
     check_vocabulary,
     check_workload_options,
     load_workload,
@@ -83,6 +84,7 @@ def compare(**options: Any) -> int:
     from octavo_client.bench.report import check_plotting
 
     check_workload_options(options)
+    check_outputs(options["json_file"], options["plot_file"])
     if options["plot_file"]:
         check_plotting()
     entrants = _parse_entrants(options["peers"], options["settings"])

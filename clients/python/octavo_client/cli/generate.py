@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--min-p", type=float, metavar="P", help="Drop tokens less likely than P times the best."
 )
 @click.option("--seed", type=int, metavar="SEED", help="Same seed, same tokens.")
-@click.option("--n", type=int, metavar="N", help="Number of choices.")
+@click.option("--n", type=click.IntRange(min=1), metavar="N", help="Number of choices.")
 @click.option("--beam-width", type=int, metavar="WIDTH", help="Beam search instead of sampling.")
 @click.option("--stop", multiple=True, metavar="TEXT", help="End before this text; repeat it.")
 @click.option("--ignore-eos", is_flag=True, help="Go on past the end-of-sequence token.")

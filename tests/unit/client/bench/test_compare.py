@@ -372,6 +372,7 @@ def test_wrong_lengths_make_it_fail(
         (["--peer", "a=grpc://h:1", "--set", "dtype=x"], "no recipe has a value 'dtype'"),
         (["--peer", "a=grpc://h:1", "--rate", "1", "--at-once"], "not both"),
         (["--peer", "no/such.toml"], "no/such.toml: No such file"),
+        (["--peer", "a=grpc://h:1", "--json", "no/such/a.json"], "cannot write to no/such/a.json"),
     ],
 )
 def test_wrong_arguments_are_one_line(
