@@ -73,6 +73,10 @@ def _check_load(state: SchedulerState) -> None:
     waiting = [g for g in groups if g.status is GroupStatus.WAITING]
     assert state.num_waiting_tokens == sum(g.num_uncached_tokens for g in waiting)
     assert state.num_output_tokens == sum(g.num_output_tokens_at_most for g in groups)
+    decoding = [s for g in groups for s in g.live if s.in_decode_set]
+    assert state.num_decoding == len(decoding)
+    drawn = state.num_drawn_at_zero + state.num_decoding * state.clock.num_steps
+    assert drawn == sum(s.num_scheduled - s.num_prompt_tokens for s in decoding)
 
 
 def _check_counts(state: SchedulerState, seq: Sequence) -> None:

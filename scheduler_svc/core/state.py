@@ -159,6 +159,8 @@ class SchedulerState:
         # All of the decode set move on by a token a step, so it is known ahead at which
         # step each is at its horizon. Entries of those that left since are skipped.
         self.clock = DecodeClock()
+        # How many decode, and what they had drawn, all together, at the clock's zero.
+        self.num_decoding = self.num_drawn_at_zero = 0
         self.due: dict[int, list[Sequence]] = {}
         self.starved: Sequence | None = None
         # Blocks that stalled groups wait for: nobody behind them in line may take them.
@@ -208,11 +210,13 @@ class SchedulerState:
 
     @property
     def load_tokens(self) -> int:
-        """Tokens still to be computed here, at most: outputs count whole until their group ends."""
+        """Tokens still to be computed here, at most; it costs nothing that grows with decodes."""
         prompts = self.num_waiting_tokens
         prompts += sum(len(seq.tokens) - seq.num_scheduled for seq in self.prefilling)
         again = (g for g in self.preempted if g.status is GroupStatus.PREEMPTED)
-        return self.num_output_tokens + prompts + sum(g.num_known_tokens for g in again)
+        prompts += sum(group.num_known_tokens for group in again)
+        drawn = self.num_drawn_at_zero + self.num_decoding * self.clock.num_steps
+        return prompts + self.num_output_tokens - drawn
 
     def enqueue(self, group: SequenceGroup) -> None:
         """Let a group wait for its first admission."""
@@ -240,6 +244,7 @@ class SchedulerState:
     def leave_decode_set(self, seq: Sequence, *, row_goes_on: bool = True) -> None:
         """Take a sequence out of the decode set; tell the executor if its row lives on."""
         if seq.in_decode_set:
+            self._count_decoding(seq, -1)
             seq.stop_decoding()
             self.decode_set_changed = True
             if row_goes_on:
@@ -250,11 +255,17 @@ class SchedulerState:
         """Build the decode set anew after sequences left, and with those that enter."""
         for seq in entering:
             seq.start_decoding(self.clock)
+            self._count_decoding(seq, 1)
             self.plan.decode_enter_rows.append(row_of(seq))
         if entering or self.decode_set_changed:
             stay = dict.fromkeys(s for s in self.decode_set.members if s.in_decode_set)
             self.decode_set = DecodeSet.of(stay | dict.fromkeys(entering))
             self.decode_set_changed = False
+
+    def _count_decoding(self, seq: Sequence, sign: int) -> None:
+        self.num_decoding += sign
+        drawn = seq.num_scheduled - seq.num_prompt_tokens - self.clock.num_steps
+        self.num_drawn_at_zero += sign * drawn
 
     def set_horizon(self, seq: Sequence) -> None:
         """Note when a sequence that decodes from now on will need more than a plain step."""

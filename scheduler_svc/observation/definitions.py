@@ -112,7 +112,7 @@ LOAD_TOKENS = _gauge(
     "load_tokens",
     "tokens",
     "What is still to be computed for the live requests at most: prompts, less what was cached "
-    "when they came, and outputs.",
+    "when they came, and what they may draw.",
 )
 STEPS_IN_FLIGHT = _gauge("steps_in_flight", "steps", "Steps planned whose results have not come.")
 

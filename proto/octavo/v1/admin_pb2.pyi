@@ -244,7 +244,7 @@ class ExecutorState(_message.Message):
     """draining: the executor is shutting down; its requests move to others."""
     load_tokens: _builtins.int
     """load_tokens: what is still to be computed for the requests here at most: prompts, less what
-    was cached when they came, and outputs, which count whole until their request ends.
+    was cached when they came, and what they may draw.
     """
     @_builtins.property
     def pool(self) -> Global___PoolState:

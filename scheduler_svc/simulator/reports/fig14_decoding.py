@@ -63,8 +63,8 @@ _BEAM_EXPLANATION = (
     "here; how often that happens is counted in Octavo's own searches, which copy one block then."
 )
 _MANY = "up to 1,024 sequences in a step"
-_READ_ONCE = "that, and what beams share read once"
-_COPIES = "both, and Orca's copies counted"
+_READ_ONCE = "those and what beams share read once"
+_COPIES = "all that and Orca's copies counted"
 
 _Key = tuple[str, int]
 _Curves = dict[tuple[_Key, str], Curve]

@@ -94,8 +94,8 @@ _VARIATIONS = (
 _PLAIN = _Variation("as above")
 _EXPLANATION = (
     "Octavo's steps hold more K/V, which attention has to read, and prompts take their share of "
-    "arithmetic in either system; a fast step gains less by a larger batch. And at these lengths, "
-    "which are drawn, fewer than twice as many sequences fit."
+    "arithmetic in either system; a fast step gains less by a larger batch. And at these lengths "
+    "fewer than twice as many sequences fit."
 )
 
 _Curves = dict[tuple[_Variation, str], Curve]

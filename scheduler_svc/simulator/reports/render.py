@@ -72,8 +72,12 @@ def _explanations(rows: Sequence[Row]) -> list[str]:
     lines = ["Off by more than 10%, and why:"]
     for text, off in by_text.items():
         names = "; ".join(f"{row.what} ({_ratio(row)})" for row in off)
-        checks = "; ".join(f"{row.what}: {_checks(row)}" for row in off if row.checks)
-        lines.append(f"* **{names}.** {text}" + (f" Checked: {checks}." if checks else ""))
+        checks = {row.what: _checks(row) for row in off if row.checks}
+        if len(set(checks.values())) == 1:
+            checked = next(iter(checks.values()))
+        else:
+            checked = "; ".join(f"{what}: {figures}" for what, figures in checks.items())
+        lines.append(f"* **{names}.** {text}" + (f" Checked: {checked}." if checked else ""))
     return ["\n".join([lines[0], "", *lines[1:]])]
 
 

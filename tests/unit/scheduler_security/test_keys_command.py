@@ -133,6 +133,13 @@ def test_a_missing_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixt
     assert len(err.splitlines()) == 1
 
 
+def test_a_wrong_command_line_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """It names what is missing, and where to read on."""
+    assert main(["new"]) == 2
+    err = capsys.readouterr().err
+    assert err == "octavo keys: Missing option '--tenant'. (see octavo keys new --help)\n"
+
+
 def test_changes_at_once_are_all_kept(path: Path) -> None:
     """Each waits for the one before."""
     threads = [
