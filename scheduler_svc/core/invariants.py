@@ -77,6 +77,8 @@ def _check_load(state: SchedulerState) -> None:
     assert state.num_decoding == len(decoding)
     drawn = state.num_drawn_at_zero + state.num_decoding * state.clock.num_steps
     assert drawn == sum(s.num_scheduled - s.num_prompt_tokens for s in decoding)
+    assert state.load_tokens >= 0
+    assert groups or state.load_tokens == 0
 
 
 def _check_counts(state: SchedulerState, seq: Sequence) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NoReturn, TextIO
 
 from scheduler_svc.simulator import bounds, traces, workload
 from scheduler_svc.simulator.baselines import BaselineConfig, simulate_orca, simulate_static
-from scheduler_svc.simulator.calibration import LinearCost
+from scheduler_svc.simulator.calibration import CalibrationError, LinearCost
 from scheduler_svc.simulator.faults import Autoscale, Failures
 from scheduler_svc.simulator.hardware import DEVICES, PAPER_SETUPS, Setup, slots_beside_weights
 from scheduler_svc.simulator.models import MODELS
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
             if out is not None:
                 out.write(json.dumps(report.as_dict(), indent=2) + "\n")
     except (ValueError, OSError) as error:
-        sys.stderr.write(f"octavo simulate: {_in_flags(str(error))}\n")
+        sys.stderr.write(f"octavo simulate: {_in_flags(error)}\n")
         return 2
     if not report.num_finished:
         shortest = min(request.num_prompt + request.num_output for request in requests)
@@ -87,9 +87,11 @@ def main(argv: list[str] | None = None) -> int:
     return 0
 
 
-def _in_flags(message: str) -> str:
-    """Write flags for the names of fields that begin a part of a message."""
-    return re.sub(r"[a-z][a-z_.]+", lambda match: _FLAGS.get(match[0], match[0]), message)
+def _in_flags(error: Exception) -> str:
+    """Say it with flags for the configuration's fields; what is wrong in a file keeps its names."""
+    if isinstance(error, CalibrationError | workload.WorkloadError | OSError):
+        return str(error)
+    return re.sub(r"[a-z][a-z_.]+", lambda match: _FLAGS.get(match[0], match[0]), str(error))
 
 
 def _check_conflicts(options: argparse.Namespace, parser: argparse.ArgumentParser) -> None:

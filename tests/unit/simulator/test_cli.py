@@ -80,6 +80,16 @@ def test_an_error_is_one_line(
     assert err.count("\n") == 1
 
 
+def test_what_is_wrong_in_a_file_keeps_the_name_it_has_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And not that of a flag."""
+    calibration = tmp_path / "cpu.json"
+    calibration.write_text(json.dumps({"num_blocks": 0, "seconds": {"fixed": 0.5}}))
+    assert main(["--calibration", str(calibration), "--requests", "2"]) == 2
+    assert f"{calibration}: num_blocks must be a whole number from 1" in capsys.readouterr().err
+
+
 def test_a_flag_out_of_bounds_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     """By the parser, with its name."""
     with pytest.raises(SystemExit) as caught:
