@@ -7,7 +7,7 @@ cd "$(dirname "$0")/.."
 
 PYTEST=("${VENV:-.venv}/bin/python" -P -m pytest -m 'not gpu and not slow' --durations=15)
 HALF=(tests/kernels tests/property tests/unit tests/integration
-  tests/e2e/test_mutual_tls.py tests/e2e/test_startup.py)
+  tests/e2e/test_mutual_tls.py tests/e2e/test_pressure.py tests/e2e/test_startup.py)
 
 if (($#)); then
   exec "${PYTEST[@]}" "$@"

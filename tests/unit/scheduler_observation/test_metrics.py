@@ -112,7 +112,8 @@ async def test_gauges_are_the_state_of_the_moment() -> None:
     assert _of(reading, d.RUNNING_SEQUENCES, A) == 2
     assert _of(reading, d.QUEUED_REQUESTS, A) == 2
     assert _of(reading, d.LIVE_REQUESTS, A) == _of(reading, d.STREAMS) == 4
-    assert _of(reading, d.LOAD_TOKENS, A) == 4 * 25
+    # Two prompts are computed, and two tokens behind each.
+    assert _of(reading, d.LOAD_TOKENS, A) == 4 * 25 - 2 * (5 + 2)
     assert _of(reading, d.POOL_LIVE_SLOTS, A) == counts.live_slots > 0
     waste = {labels[1]: n for labels, n in reading.numbers(d.POOL_WASTE_SLOTS).items()}
     assert waste == {"reserved": 0, "internal": counts.internal_waste_slots, "external": 0}
