@@ -235,8 +235,7 @@ def _held_back(state: SchedulerState) -> int:
 
 def _enter(state: SchedulerState, group: SequenceGroup, now: float) -> None:
     if group.status is GroupStatus.WAITING:
-        state.waiting.pop()
-        state.num_waiting_tokens -= group.num_uncached_tokens
+        state.dequeue()
         group.admitted_at = now
         state.outcome.admitted.append(group)
         state.queue_wait.note_admission(now)

@@ -224,6 +224,10 @@ class SchedulerState:
         self.waiting.push(group)
         self.num_waiting_tokens += group.num_uncached_tokens
 
+    def dequeue(self) -> None:
+        """Take out the next in line, which is admitted."""
+        self.num_waiting_tokens -= self.waiting.pop().num_uncached_tokens
+
     def enqueue_preempted(self, group: SequenceGroup) -> None:
         """Let a group wait to come back; it keeps its place in line."""
         insort(self.preempted, group, key=lambda g: g.key)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from scheduler_svc.simulator import (
@@ -98,8 +99,20 @@ def run(context: Context) -> Findings:
         tables=[_table(jobs, found)],
         panels=[
             _executors_panel(scaled, day),
-            _block_use_panel(jobs, found, rule.block_use),
-            _waiting_panel(jobs, found),
+            Panel(
+                "Share of blocks in use",
+                "seconds",
+                "share",
+                lines=_over_time(jobs, found, lambda sample: sample.block_use),
+                y_limit=1.0,
+                bound=rule.block_use,
+            ),
+            Panel(
+                "Requests that wait",
+                "seconds",
+                "requests",
+                lines=_over_time(jobs, found, lambda sample: float(sample.num_waiting)),
+            ),
         ],
         notes=[_NOTE],
     )
@@ -210,38 +223,13 @@ def _executors_panel(scaled: _Found, day: float) -> Panel:
     )
 
 
-def _block_use_panel(jobs: list[_Job], found: list[_Found], wanted: float) -> Panel:
-    return Panel(
-        "Share of blocks in use",
-        "seconds",
-        "share",
-        lines=[
-            Line(
-                job.name,
-                [s.seconds for s in each.timeline],
-                [s.block_use for s in each.timeline],
-            )
-            for job, each in zip(jobs, found, strict=True)
-        ],
-        y_limit=1.0,
-        bound=wanted,
-    )
-
-
-def _waiting_panel(jobs: list[_Job], found: list[_Found]) -> Panel:
-    return Panel(
-        "Requests that wait",
-        "seconds",
-        "requests",
-        lines=[
-            Line(
-                job.name,
-                [s.seconds for s in each.timeline],
-                [float(s.num_waiting) for s in each.timeline],
-            )
-            for job, each in zip(jobs, found, strict=True)
-        ],
-    )
+def _over_time(
+    jobs: list[_Job], found: list[_Found], value: Callable[[Sample], float]
+) -> list[Line]:
+    return [
+        Line(job.name, [s.seconds for s in each.timeline], [value(s) for s in each.timeline])
+        for job, each in zip(jobs, found, strict=True)
+    ]
 
 
 _NOTE = (
