@@ -85,30 +85,31 @@ class Slabs:
     """
 
     def __init__(self) -> None:
-        self._free = torch.empty(0)
+        self._free = torch.empty(0, dtype=torch.uint8)
 
-    def take(self, numel: int) -> Tensor:
-        """Room for an fp32 tensor.
+    def take(self, numel: int, dtype: torch.dtype) -> Tensor:
+        """Room for a tensor.
 
         Args:
             numel: elements.
-        Returns: [numel] fp32, not initialised, at an address that is a multiple of 64.
+            dtype: of them.
+        Returns: [numel], not initialised, at an address that is a multiple of 64.
         """
-        if len(self._free) < numel:
-            self._free = _huge_tensor(max(numel, _SLAB_BYTES // 4))
-        taken, self._free = self._free[:numel], self._free[numel + -numel % 16 :]
-        return taken
+        num_bytes = numel * dtype.itemsize
+        if len(self._free) < num_bytes:
+            self._free = _huge_tensor(max(num_bytes, _SLAB_BYTES))
+        taken, self._free = self._free[:num_bytes], self._free[num_bytes + -num_bytes % 64 :]
+        return taken.view(dtype)
 
 
-def _huge_tensor(numel: int) -> Tensor:
-    """[numel] fp32 from the border of a huge page on, marked before its first use."""
-    slack = _HUGE_BYTES // 4
-    whole = torch.empty(numel + slack)
+def _huge_tensor(num_bytes: int) -> Tensor:
+    """[num_bytes] uint8 from the border of a huge page on, marked before its first use."""
+    whole = torch.empty(num_bytes + _HUGE_BYTES, dtype=torch.uint8)
     begin = whole.data_ptr()
     skipped = -begin % _HUGE_BYTES
     if _MAPS.exists():
         _mark(begin + skipped, begin + whole.nbytes)
-    return whole[skipped // 4 :][:numel]
+    return whole[skipped:][:num_bytes]
 
 
 def _mark(begin: int, end: int) -> int:

@@ -2,8 +2,8 @@
 
 Every fast product wants its weights in an order of its own. Torch's plain product makes
 that order anew in every call, for fp32 as for bf16: at the 64 rows of a busy step that is
-a quarter to a half of its time, at a few rows more. So weights are reordered once: fp32
-for the product of `octavo_kernels`, bf16 for oneDNN's, which has the instructions for it.
+a quarter to a half of its time, at a few rows more. So weights are reordered once: for the
+product of `octavo_kernels`, or for oneDNN's where that is faster.
 """
 
 from __future__ import annotations
@@ -69,8 +69,9 @@ def _sum_products(x: Tensor, multiply: Callable[[Tensor], Tensor], bias: Tensor 
 
 def _product(weight: Tensor, bias: Tensor | None, slabs: Slabs) -> Callable[[Tensor], Tensor]:
     """The fastest product that this machine has, its weight in the order that it wants."""
-    if weight.dtype is torch.float32 and is_worthwhile():
-        return PackedLinear(weight, bias, slabs.take(packed_size(*weight.shape)))
+    if is_worthwhile(weight):
+        room = slabs.take(packed_size(*weight.shape), weight.dtype)
+        return PackedLinear(weight, bias, room)
     if _can_pack(weight.dtype):
         return functools.partial(_multiply_packed, weight=_pack(weight), bias=bias)
     return functools.partial(linear, weight=weight, bias=bias)

@@ -1,4 +1,4 @@
-"""Matrix products in fp32 by a weight that was packed once, for the rows of a step.
+"""Matrix products by a weight that was packed once, for the rows of a step.
 
 Ours because oneDNN's product, which reorders nothing either once its weight is packed,
 reaches 60 to 80% of this one at the 8 to 256 rows of a step (docs/performance.md). And
@@ -18,6 +18,7 @@ from octavo_kernels.checks import check_contiguous, check_dtype, check_shape
 from octavo_kernels.cpu.build import KernelsUnavailable
 from octavo_kernels.cpu.library import library
 
+_DTYPES = (torch.float32, torch.bfloat16)
 _LEAST_PARALLEL_PRODUCTS = 1 << 16
 
 
@@ -27,7 +28,7 @@ class _Linear(Structure):
     _fields_ = (
         *[(name, c_void_p) for name in ("x", "weight", "bias", "out")],
         *[(name, c_int64) for name in ("x_stride", "num_rows", "num_in", "num_out")],
-        ("num_threads", c_int32),
+        *[(name, c_int32) for name in ("is_bf16", "num_threads")],
     )
 
 
@@ -37,19 +38,24 @@ class _Packing(Structure):
     _fields_ = (
         *[(name, c_void_p) for name in ("weight", "packed")],
         *[(name, c_int64) for name in ("row_stride", "num_in", "num_out")],
-        ("num_threads", c_int32),
+        *[(name, c_int32) for name in ("is_bf16", "num_threads")],
     )
 
 
-def is_worthwhile() -> bool:
-    """Whether this product is for this machine: it was measured on x86 only."""
-    if platform.machine() not in {"x86_64", "AMD64"}:
+def is_worthwhile(weight: Tensor) -> bool:
+    """Whether this product is for this machine and weight: it was measured on x86 only."""
+    if platform.machine() not in {"x86_64", "AMD64"} or weight.dtype not in _DTYPES:
         return False
     try:
-        _functions()
+        functions = _functions()
     except KernelsUnavailable:
         return False
-    return True
+    if weight.dtype is torch.float32:
+        return True
+    features = torch.cpu.get_capabilities()
+    if features.get("amx_bf16") or weight.shape[1] % 2:
+        return False  # oneDNN multiplies tiles there
+    return functions.has_bf16 or not features.get("avx512_bf16")
 
 
 def packed_size(num_out: int, num_in: int) -> int:
@@ -65,9 +71,9 @@ class PackedLinear:
         """Pack a weight; it is of no use afterwards.
 
         Args:
-            weight: [num_out, num_in] fp32.
-            bias: [num_out] fp32, added to each product.
-            room: [packed_size(num_out, num_in)] fp32 contiguous, to pack into.
+            weight: [num_out, num_in] fp32 or bf16, an even num_in of those.
+            bias: [num_out] of its dtype, added to each product.
+            room: [packed_size(num_out, num_in)] of its dtype, contiguous, to pack into.
 
         Raises:
             ValueError: if a shape or dtype does not fit.
@@ -75,23 +81,18 @@ class PackedLinear:
         """
         check_shape("weight", weight, (None, None))
         self.num_out, self.num_in = weight.shape
+        self.dtype = weight.dtype
+        self._check(weight, bias)
         functions = _functions()
         self._multiply, width = functions.multiply, functions.panel_width
         size = packed_size(self.num_out, self.num_in)
-        room = torch.empty(size) if room is None else room
+        room = torch.empty(size, dtype=self.dtype) if room is None else room
         check_shape("room", room, (size,))
         check_contiguous("room", room)
-        given = {"weight": weight, "room": room}
-        if bias is not None:
-            check_shape("bias", bias, (self.num_out,))
-            given["bias"] = bias
-        for name, tensor in given.items():
-            check_dtype(name, tensor, torch.float32)
-        if not self.num_in:
-            raise ValueError("weight has no inputs")
-        if weight.stride(1) != 1:
-            raise ValueError("weight: rows must be contiguous")
-        self.weight = room.view(-1, self.num_in, width)
+        check_dtype("room", room, self.dtype)
+        is_bf16 = self.dtype is torch.bfloat16
+        in_word = 2 if is_bf16 else 1
+        self.weight = room.view(-1, self.num_in // in_word, width, in_word)
         functions.pack(
             byref(
                 _Packing(
@@ -100,6 +101,7 @@ class PackedLinear:
                     row_stride=weight.stride(0),
                     num_in=self.num_in,
                     num_out=self.num_out,
+                    is_bf16=is_bf16,
                     num_threads=torch.get_num_threads(),
                 )
             )
@@ -113,26 +115,39 @@ class PackedLinear:
             bias=None if self._bias is None else self._bias.data_ptr(),
             num_in=self.num_in,
             num_out=self.num_out,
+            is_bf16=is_bf16,
         )
+
+    def _check(self, weight: Tensor, bias: Tensor | None) -> None:
+        check_dtype("weight", weight, *_DTYPES)
+        if bias is not None:
+            check_shape("bias", bias, (self.num_out,))
+            check_dtype("bias", bias, self.dtype)
+        if not self.num_in:
+            raise ValueError("weight has no inputs")
+        if self.num_in % 2 and self.dtype is torch.bfloat16:
+            raise ValueError(f"weight: {self.num_in} inputs in bfloat16 are not an even number")
+        if weight.stride(1) != 1:
+            raise ValueError("weight: rows must be contiguous")
 
     def __call__(self, x: Tensor) -> Tensor:
         """Multiply.
 
         Args:
-            x: [num_rows, num_in] fp32, rows contiguous.
+            x: [num_rows, num_in] of the weight's dtype, rows contiguous.
         Returns: [num_rows, num_out].
 
         Raises:
             ValueError: if x is not so.
         """
-        if x.dtype != torch.float32 or x.dim() != 2 or x.shape[1] != self.num_in:
+        if x.dtype != self.dtype or x.dim() != 2 or x.shape[1] != self.num_in:
             raise ValueError(
-                f"x {tuple(x.shape)} {x.dtype} is not (rows, {self.num_in}) torch.float32"
+                f"x {tuple(x.shape)} {x.dtype} is not (rows, {self.num_in}) {self.dtype}"
             )
         if x.stride(1) != 1:
             raise ValueError("x: rows must be contiguous")
         num_rows = len(x)
-        out = torch.empty((num_rows, self.num_out))
+        out = torch.empty((num_rows, self.num_out), dtype=self.dtype)
         call = self._call
         call.x, call.x_stride, call.out = x.data_ptr(), x.stride(0), out.data_ptr()
         call.num_rows = num_rows
@@ -146,25 +161,27 @@ class PackedLinear:
 
         Args:
             indices: [num_rows] int64, each from 0 to num_out - 1.
-        Returns: [num_rows, num_in] fp32.
+        Returns: [num_rows, num_in] of the weight's dtype.
         """
         width = self.weight.shape[2]
-        return self.weight[indices // width, :, indices % width]
+        return self.weight[indices // width, :, indices % width].flatten(1)
 
 
 class _Functions:
     """The library's entry points, declared once.
 
-    `panel_width` is how many outputs lie beside one another in a packed weight.
+    `panel_width` is how many outputs lie beside one another in a packed weight, `has_bf16`
+    whether the library multiplies bf16 by the processor's own instruction.
     """
 
     def __init__(self) -> None:
         loaded = library()
-        self.multiply, self.pack = loaded.octavo_linear_fp32, loaded.octavo_pack_fp32
+        self.multiply, self.pack = loaded.octavo_multiply, loaded.octavo_pack_linear
         for function, argument in ((self.multiply, _Linear), (self.pack, _Packing)):
             function.argtypes = (POINTER(argument),)
             function.restype = None
-        loaded.octavo_panel_width.argtypes = ()
+        loaded.octavo_panel_width.argtypes = loaded.octavo_has_bf16.argtypes = ()
+        self.has_bf16 = bool(loaded.octavo_has_bf16())
         self.panel_width = int(loaded.octavo_panel_width())
 
 

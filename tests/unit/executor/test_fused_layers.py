@@ -178,7 +178,7 @@ def test_products_of_several_weights_in_one(
     num_rows: int, product: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without a bias, with weights in either order or as they are."""
-    monkeypatch.setattr(linear, "is_worthwhile", lambda: product == "octavo")
+    monkeypatch.setattr(linear, "is_worthwhile", lambda _: product == "octavo")
     if product == "torch":
         monkeypatch.setattr(linear, "_can_pack", lambda _: False)
     torch.manual_seed(3)

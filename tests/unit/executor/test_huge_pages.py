@@ -64,18 +64,19 @@ def test_slabs_hold_tensors_apart() -> None:
     """Aligned, none on another, of every size: none, odd, and more than a slab."""
     slabs = Slabs()
     sizes = [1, 17, 0, 1 << 16, 3, (64 << 20) // 4 + 5, 100]
-    tensors = [slabs.take(size) for size in sizes]
+    dtypes = [torch.float32, torch.bfloat16] * 4
+    tensors = [slabs.take(size, dtype) for size, dtype in zip(sizes, dtypes, strict=False)]
     for value, tensor in enumerate(tensors):
         tensor.fill_(value)
     for value, (size, tensor) in enumerate(zip(sizes, tensors, strict=True)):
         assert tensor.shape == (size,)
         assert tensor.data_ptr() % 64 == 0
-        assert torch.equal(tensor, torch.full((size,), float(value)))
+        assert torch.equal(tensor, torch.full((size,), float(value), dtype=tensor.dtype))
 
 
 def test_a_slab_begins_on_a_huge_page_that_is_marked() -> None:
     """As the kernel tells of the mapping."""
-    tensor = Slabs().take(16)
+    tensor = Slabs().take(16, torch.float32)
     assert tensor.data_ptr() % (2 * MIB) == 0
     if not Path("/sys/kernel/mm/transparent_hugepage").exists():
         return

@@ -1,14 +1,20 @@
-/* x @ weight^T in fp32, for the few to a few hundred rows of a step.
+/* x @ weight^T in fp32 or bf16, for the few to a few hundred rows of a step.
  *
- * The weight is packed: PAIR outputs of all inputs are one panel, input after input, so a
- * panel is read once, from its first byte to its last, while it meets every row of x. A tile
- * of ROWS rows by PAIR outputs stays in registers over all inputs. While one panel meets the
- * rows, the next one is fetched, spread evenly over them: memory never waits for arithmetic
- * nor arithmetic for memory.
+ * A word is 32 bits: one input in fp32, two neighbouring ones in bf16. The weight is packed:
+ * PAIR outputs of all inputs are one panel, word after word, so a panel is read once, from its
+ * first byte to its last, while it meets every row of x. A tile of ROWS rows by PAIR outputs
+ * stays in registers over all inputs. While one panel meets the rows, the next one is fetched,
+ * spread evenly over them: memory never waits for arithmetic nor arithmetic for memory.
  *
- * An output is one sum over the inputs in their order, however many rows there are and
- * whichever tile it falls in: a row is the same to the bit whatever rows stand beside it. */
+ * An output is one sum in fp32 over the inputs in their order, however many rows there are and
+ * whichever tile it falls in: a row is the same to the bit whatever rows stand beside it. In
+ * bf16 it is rounded once, at the end; VDPBF16PS takes two inputs at once where the processor
+ * has it, shifts and two multiplications do elsewhere. */
 #include "vectors.h"
+
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
 
 #if LANES == 16
 enum { ROWS = 12 }; /* 24 of 32 registers */
@@ -16,13 +22,14 @@ enum { ROWS = 12 }; /* 24 of 32 registers */
 enum { ROWS = 6 }; /* 12 of 16 registers */
 #endif
 
+/* Elements are of 4 bytes, or of 2 if is_bf16. */
 typedef struct {
-    const float *x;      /* [num_rows, x_stride] */
-    const float *weight; /* [panels, num_in, PAIR] */
-    const float *bias;   /* [panels, PAIR] or NULL */
-    float *out;          /* [num_rows, num_out] */
+    const void *x;      /* [num_rows, x_stride] */
+    const void *weight; /* [panels, num_words, PAIR] words */
+    const float *bias;  /* [panels, PAIR] or NULL */
+    void *out;          /* [num_rows, num_out] */
     int64_t x_stride, num_rows, num_in, num_out;
-    int32_t num_threads;
+    int32_t is_bf16, num_threads;
 } octavo_linear;
 
 typedef struct {
@@ -32,12 +39,20 @@ typedef struct {
 
 EXPORT int32_t octavo_panel_width(void) { return PAIR; }
 
+EXPORT int32_t octavo_has_bf16(void) {
+#ifdef __AVX512BF16__
+    return 1;
+#else
+    return 0;
+#endif
+}
+
 /* A weight as it is, and where it is packed to. */
 typedef struct {
-    const float *weight; /* [num_out, row_stride] */
-    float *packed;       /* [panels, num_in, PAIR] */
+    const void *weight; /* [num_out, row_stride] */
+    void *packed;       /* [panels, num_words, PAIR] words */
     int64_t row_stride, num_in, num_out;
-    int32_t num_threads;
+    int32_t is_bf16, num_threads;
 } octavo_packing;
 
 typedef struct {
@@ -45,32 +60,73 @@ typedef struct {
     int64_t next;
 } packing_queue;
 
+/* The words of a row are read where they stand, which may be anywhere. */
+typedef uint32_t word_anywhere __attribute__((aligned(1), may_alias));
+typedef float float_anywhere __attribute__((aligned(1), may_alias));
+
+INLINE int64_t words_of(int is_bf16, int64_t num_in) { return is_bf16 ? num_in / 2 : num_in; }
+
 static void pack_some(void *argument) {
     packing_queue *queue = argument;
     const octavo_packing *call = queue->call;
+    const int64_t num_words = words_of(call->is_bf16, call->num_in);
+    const int64_t stride = call->row_stride * (int64_t)element_size(call->is_bf16);
     for (;;) {
         int64_t panel = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
         int64_t left = call->num_out - panel * PAIR;
         if (left <= 0)
             return;
-        const float *from = call->weight + panel * PAIR * call->row_stride;
-        float *to = call->packed + panel * PAIR * call->num_in;
-        for (int64_t in = 0; in < call->num_in; in++)
+        const char *from = (const char *)call->weight + panel * PAIR * stride;
+        uint32_t *to = (uint32_t *)call->packed + panel * PAIR * num_words;
+        for (int64_t word = 0; word < num_words; word++)
             for (int64_t out = 0; out < PAIR; out++)
-                to[in * PAIR + out] = out < left ? from[out * call->row_stride + in] : 0;
+                to[word * PAIR + out] =
+                    out < left ? ((const word_anywhere *)(from + out * stride))[word] : 0;
     }
 }
 
-EXPORT void octavo_pack_fp32(const octavo_packing *call) {
+EXPORT void octavo_pack_linear(const octavo_packing *call) {
     packing_queue queue = {call, 0};
     run_parallel(pack_some, &queue, call->num_threads);
 }
 
+/* sum + the products of each lane's inputs with those of `factor`. */
+INLINE vf add_products(int is_bf16, vf sum, vf weight, vf factor) {
+    if (!is_bf16)
+        return sum + weight * factor;
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(sum, (__m512bh)weight, (__m512bh)factor);
+#else
+    sum += (vf)((vu)weight << 16) * (vf)((vu)factor << 16);
+    return sum + (vf)((vu)weight & 0xffff0000u) * (vf)((vu)factor & 0xffff0000u);
+#endif
+}
+
+/* PAIR neighbouring outputs. */
+INLINE void store_outputs(int is_bf16, void *to, vf a, vf b) {
+    if (!is_bf16) {
+        store(to, a);
+        store((float *)to + LANES, b);
+        return;
+    }
+#ifdef __AVX512BF16__
+    __m512bh rounded = _mm512_cvtne2ps_pbh(b, a);
+    memcpy(to, &rounded, sizeof rounded);
+#else
+    vu words[2] = {round_bf16(a) >> 16, round_bf16(b) >> 16};
+    for (int i = 0; i < PAIR; i++)
+        ((uint16_t *)to)[i] = (uint16_t)words[i / LANES][i % LANES];
+#endif
+}
+
 /* One panel by `num_rows` rows from `first` on, all outputs of which go to `out`. */
-INLINE void tile(const octavo_linear *call, int num_rows, int64_t first, int64_t panel, float *out,
-                 int64_t out_stride, const char *coming, int64_t coming_step) {
-    const float *x = call->x + first * call->x_stride;
-    const float *weight = call->weight + panel * call->num_in * PAIR;
+INLINE void tile(int is_bf16, const octavo_linear *call, int num_rows, int64_t first,
+                 int64_t panel, char *out, int64_t out_stride, const char *coming,
+                 int64_t coming_step) {
+    const int64_t size = (int64_t)element_size(is_bf16), x_stride = call->x_stride * size;
+    const int64_t num_words = words_of(is_bf16, call->num_in);
+    const char *x = (const char *)call->x + first * x_stride;
+    const float *weight = (const float *)call->weight + panel * num_words * PAIR;
     pair sums[ROWS];
     pair start = {{0}, {0}};
     if (call->bias)
@@ -78,30 +134,32 @@ INLINE void tile(const octavo_linear *call, int num_rows, int64_t first, int64_t
 #pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++)
         sums[row] = start;
-    for (int64_t in = 0; in < call->num_in; in++) {
+    for (int64_t word = 0; word < num_words; word++) {
         vf a = load(weight), b = load(weight + LANES);
         weight += PAIR;
         __builtin_prefetch(coming, 0, 2);
         coming += coming_step;
 #pragma GCC unroll 12
         for (int row = 0; row < num_rows; row++) {
-            vf factor = splat(x[row * call->x_stride + in]);
-            sums[row].a += factor * a, sums[row].b += factor * b;
+            vf factor = splat(((const float_anywhere *)(x + row * x_stride))[word]);
+            sums[row].a = add_products(is_bf16, sums[row].a, a, factor);
+            sums[row].b = add_products(is_bf16, sums[row].b, b, factor);
         }
     }
 #pragma GCC unroll 12
-    for (int row = 0; row < num_rows; row++) {
-        store(out + row * out_stride, sums[row].a);
-        store(out + row * out_stride + LANES, sums[row].b);
-    }
+    for (int row = 0; row < num_rows; row++)
+        store_outputs(is_bf16, out + row * out_stride * size, sums[row].a, sums[row].b);
 }
 
-/* A tile of a number of rows that is known when this is compiled. */
+/* A tile of a dtype and a number of rows that are known when this is compiled. */
 static void any_tile(const octavo_linear *call, int num_rows, int64_t first, int64_t panel,
-                     float *out, int64_t out_stride, const char *coming, int64_t coming_step) {
+                     char *out, int64_t out_stride, const char *coming, int64_t coming_step) {
 #define TILE(rows)                                                                               \
     case rows:                                                                                   \
-        tile(call, rows, first, panel, out, out_stride, coming, coming_step);                    \
+        if (call->is_bf16)                                                                       \
+            tile(1, call, rows, first, panel, out, out_stride, coming, coming_step);             \
+        else                                                                                     \
+            tile(0, call, rows, first, panel, out, out_stride, coming, coming_step);             \
         break;
     switch (num_rows) {
         TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
@@ -116,23 +174,25 @@ static void any_tile(const octavo_linear *call, int num_rows, int64_t first, int
 static void run_panel(const octavo_linear *call, int64_t panel) {
     int64_t column = panel * PAIR, num_columns = call->num_out - column;
     int64_t tiles = (call->num_rows + ROWS - 1) / ROWS;
-    int64_t bytes = call->num_in * PAIR * (int64_t)sizeof(float);
+    int64_t num_words = words_of(call->is_bf16, call->num_in);
+    int64_t bytes = num_words * PAIR * (int64_t)sizeof(float);
+    int64_t size = (int64_t)element_size(call->is_bf16);
     const char *coming = (const char *)call->weight + (panel + 1) * bytes;
-    int64_t coming_step = (bytes / call->num_in + tiles - 1) / tiles;
-    float whole[ROWS * PAIR];
+    int64_t coming_step = (bytes / num_words + tiles - 1) / tiles;
+    char whole[ROWS * PAIR * sizeof(float)];
     for (int64_t t = 0; t < tiles; t++) {
         int64_t first = t * call->num_rows / tiles;
         int num_rows = (int)((t + 1) * call->num_rows / tiles - first);
-        float *out = call->out + first * call->num_out + column;
-        const char *share = coming + t * coming_step * call->num_in;
+        char *out = (char *)call->out + (first * call->num_out + column) * size;
+        const char *share = coming + t * coming_step * num_words;
         if (num_columns >= PAIR) {
             any_tile(call, num_rows, first, panel, out, call->num_out, share, coming_step);
             continue;
         }
         any_tile(call, num_rows, first, panel, whole, PAIR, share, coming_step);
         for (int row = 0; row < num_rows; row++)
-            memcpy(out + row * call->num_out, whole + row * PAIR,
-                   (size_t)num_columns * sizeof(float));
+            memcpy(out + row * call->num_out * size, whole + row * PAIR * size,
+                   (size_t)(num_columns * size));
     }
 }
 
@@ -152,7 +212,7 @@ static void work(void *argument) {
  * process holds up does not hold up the rest. */
 enum { PIECES_PER_THREAD = 8 };
 
-EXPORT void octavo_linear_fp32(const octavo_linear *call) {
+EXPORT void octavo_multiply(const octavo_linear *call) {
     if (!call->num_rows || !call->num_in)
         return;
     int64_t panels = (call->num_out + PAIR - 1) / PAIR;
