@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from octavo_kernels.cpu.plans import AttentionPlan, WritePlan, plan_decode, plan_prefill
+from octavo_kernels.cpu.decoder import Plans
+from octavo_kernels.cpu.plans import WritePlan, plan_decode, plan_prefill
 from torch import Tensor
 
 from executor_svc.attention import AttentionCall
@@ -22,24 +23,26 @@ class CompiledStep:
     name = "compiled"
 
     def __init__(self, pool: KvPool, batch: StepBatch) -> None:
-        self._pool = pool
+        self.pool = pool
         self._num_decodes = batch.num_decodes
         self._writes = WritePlan(torch.from_numpy(batch.slots), pool.keys[0])
         self._tables = torch.from_numpy(np.ascontiguousarray(batch.block_tables))
         self._lengths = torch.from_numpy(batch.context_lens)
         self._starts = torch.from_numpy(batch.chunk_starts - batch.num_decodes)
-        self._plans: dict[int | None, tuple[AttentionPlan, AttentionPlan]] = {}
+        self._plans: dict[int | None, Plans] = {}
+
+    @property
+    def slots(self) -> Tensor:
+        """[num_tokens] int64, where the step's K/V go."""
+        return self._writes.slots
 
     def attend(self, call: AttentionCall, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """Write the step's K/V of this layer, then attend every token to its context."""
-        keys, values = self._pool.keys[call.layer], self._pool.values[call.layer]
+        keys, values = self.pool.keys[call.layer], self.pool.values[call.layer]
         self._writes.run(key, value, keys, values)
-        plans = self._plans.get(call.sliding_window)
-        if plans is None:
-            plans = self._lay_out(keys, query.shape[1], call.sliding_window)
-            self._plans[call.sliding_window] = plans
+        decode, prefill = self.plans(query.shape[1], call.sliding_window)
         out = torch.empty(query.shape, dtype=query.dtype)
-        decodes, (decode, prefill) = self._num_decodes, plans
+        decodes = self._num_decodes
         scale, softcap = call.scale, call.softcap
         if decodes:
             part = query[:decodes], keys, values, out[:decodes]
@@ -49,10 +52,15 @@ class CompiledStep:
             prefill.run(*part, scale=scale, softcap=softcap)
         return out
 
-    def _lay_out(
-        self, keys: Tensor, num_heads: int, sliding_window: int | None
-    ) -> tuple[AttentionPlan, AttentionPlan]:
-        decodes = self._num_decodes
+    def plans(self, num_heads: int, sliding_window: int | None) -> Plans:
+        """The step's decodes and chunks, laid out for a model of so many heads."""
+        plans = self._plans.get(sliding_window)
+        if plans is None:
+            plans = self._plans[sliding_window] = self._lay_out(num_heads, sliding_window)
+        return plans
+
+    def _lay_out(self, num_heads: int, sliding_window: int | None) -> Plans:
+        decodes, keys = self._num_decodes, self.pool.keys[0]
         decode = plan_decode(
             self._tables[:decodes],
             self._lengths[:decodes],

@@ -9,16 +9,22 @@ in its place a module that does the same in four products and four compiled pass
     x    += attention(q, k, v) @ o       added on the way through the next norm
     x    += (silu(gate) * up) @ down     where [gate | up] = norm(x) @ one weight
 
+Over the compiled attention all layers of a step are one call (`octavo_kernels.cpu.decoder`).
+They are called one by one where ranks add their shares up between two products, where the
+attention is another, and where another's product is faster; results are the same to the bit.
+
 Only classes whose arithmetic is known here are replaced; every other model keeps
 transformers' own code. The replaced weights are given back to the system layer by layer.
 """
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import torch
 from octavo_kernels.cpu.build import KernelsUnavailable
+from octavo_kernels.cpu.decoder import Decoder, Layer
 from octavo_kernels.cpu.layers import (
     WIDTH_MULTIPLE,
     NormPlan,
@@ -31,8 +37,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from executor_svc.attention import AttentionCall, AttentionStep
+from executor_svc.compiled_attention import CompiledStep
 from executor_svc.huge_pages import Slabs
 from executor_svc.linear import Head, Linear, is_cut, local
+from executor_svc.pool import KvPool
 
 # Their layers differ in biases and in whether a window slides, which the modules tell.
 _KNOWN_LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
@@ -51,16 +59,17 @@ def fuse(model: PreTrainedModel) -> bool:
     if not isinstance(layers, nn.ModuleList) or not all(map(_is_known, layers)):
         return False
     rotated = 2 * body.rotary_emb.inv_freq.numel()
-    heads: list[Any] = list(layers)
-    if any(layer.self_attn.head_dim != rotated for layer in heads):
+    if any(_head_dim(layer) != rotated for layer in layers):
         return False  # only a part of each head is rotated
     try:
         library()
     except KernelsUnavailable:
         return False
-    shared = _Shared()
+    shared, fused = _Shared(), []
     for index, layer in enumerate(layers):
-        layers[index] = FusedLayer(layer, shared)
+        fused.append(FusedLayer(layer, shared))
+        layers[index] = nn.Identity()
+    body.layers = nn.ModuleList([FusedStack(fused)])
     body.norm = _Norm(body.norm)
     body.rotary_emb = _RotaryTable(body.rotary_emb)
     is_tied = body.embed_tokens.weight is model.lm_head.weight
@@ -83,7 +92,51 @@ def _is_known(layer: Any) -> bool:
     )
 
 
-class FusedLayer(nn.Module):
+def _head_dim(layer: Any) -> int:
+    return int(layer.self_attn.head_dim)
+
+
+class FusedStack(nn.Module):
+    """All layers of a model, which to transformers are one."""
+
+    def __init__(self, layers: list[FusedLayer]) -> None:
+        """Take the layers, in their order."""
+        super().__init__()
+        self.layers = layers
+        self._parts = [layer.compiled() for layer in layers]
+        self._decoder: Decoder | None = None
+        self._pool: KvPool | None = None
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        *,
+        position_embeddings: Tensor,
+        octavo_step: AttentionStep,
+        **_: Any,
+    ) -> Tensor:
+        """Transformers' calling convention: hidden_states is [1, num_tokens, width]."""
+        if isinstance(octavo_step, CompiledStep):
+            decoder = self._decoder_over(octavo_step.pool)
+            if decoder is not None:
+                plans = functools.partial(octavo_step.plans, self.layers[0].num_heads)
+                decoder.run(hidden_states[0], position_embeddings, octavo_step.slots, plans)
+                return hidden_states
+        for layer in self.layers:
+            layer.run(hidden_states, position_embeddings, octavo_step)
+        return hidden_states
+
+    def _decoder_over(self, pool: KvPool) -> Decoder | None:
+        if self._pool is not pool:
+            self._pool, self._decoder = pool, None
+            parts = [part for part in self._parts if part is not None]
+            if len(parts) == len(self._parts):
+                num_heads = self.layers[0].num_heads
+                self._decoder = Decoder(parts, pool.keys, pool.values, num_heads=num_heads)
+        return self._decoder
+
+
+class FusedLayer:
     """One decoder layer over a flat batch."""
 
     def __init__(self, layer: Any, shared: _Shared) -> None:
@@ -93,7 +146,6 @@ class FusedLayer(nn.Module):
             layer: of a class that is known.
             shared: the same for all layers of a model.
         """
-        super().__init__()
         self.shared = shared
         attention, mlp = layer.self_attn, layer.mlp
         self.head_dim: int = attention.head_dim
@@ -116,25 +168,33 @@ class FusedLayer(nn.Module):
         self.gate_up = Linear([mlp.gate_proj, mlp.up_proj], shared.slabs)
         self.down = _last([mlp.down_proj], shared.slabs)
 
-    def forward(
-        self,
-        hidden_states: Tensor,
-        *,
-        position_embeddings: Tensor,
-        octavo_step: AttentionStep,
-        **_: Any,
-    ) -> Tensor:
-        """Transformers' calling convention: hidden_states is [1, num_tokens, width]."""
-        step = self.shared.step_of(hidden_states, position_embeddings, self)
+    def run(self, hidden_states: Tensor, table: Tensor, attention: AttentionStep) -> None:
+        """Put hidden_states [1, num_tokens, width] through this layer, in place."""
+        step = self.shared.step_of(hidden_states, table, self)
         x, norm, scale = step.x, step.norm, self.attention_norm
         qkv = self.qkv(norm.run(scale.weight, scale.epsilon))
         step.rotate.run(qkv)
         query, key, value = qkv.view(step.heads_shape).split_with_sizes(self.heads, dim=1)
-        attended = octavo_step.attend(self.call, query, key, value)
+        attended = attention.attend(self.call, query, key, value)
         delta, scale = self.output(attended.flatten(1)), self.mlp_norm
         gate_up = self.gate_up(norm.run(scale.weight, scale.epsilon, delta))
         x += self.down(step.silu_mul.run(gate_up))
-        return hidden_states
+
+    def compiled(self) -> Layer | None:
+        """The layer for `Decoder`; None if that cannot run it."""
+        products = [each.packed() for each in (self.qkv, self.output, self.gate_up, self.down)]
+        packed = [product for product in products if product is not None]
+        if len(packed) < len(products):
+            return None
+        return Layer(
+            *packed,
+            attention_norm=self.attention_norm.weight,
+            mlp_norm=self.mlp_norm.weight,
+            attention_epsilon=self.attention_norm.epsilon,
+            mlp_epsilon=self.mlp_norm.epsilon,
+            scale=self.call.scale,
+            sliding_window=self.call.sliding_window,
+        )
 
 
 def _last(parts: list[nn.Linear], slabs: Slabs) -> Linear:

@@ -49,6 +49,10 @@ class Linear:
         """Return: [rows, num_out] of x [rows, num_in]."""
         return self.multiply(x)
 
+    def packed(self) -> PackedLinear | None:
+        """The product, if it is one of ours and all of it."""
+        return self.multiply if isinstance(self.multiply, PackedLinear) else None
+
 
 def local(weight: Tensor) -> Tensor:
     """This rank's share of a weight: all of it, unless it is cut over ranks."""
@@ -109,8 +113,8 @@ class Head(nn.Module):
 
     def embedding(self) -> Embedding | None:
         """An embedding of the same weight, if it is packed in our own order."""
-        multiply = None if self.is_cut else self.product.multiply
-        return Embedding(multiply) if isinstance(multiply, PackedLinear) else None
+        packed = None if self.is_cut else self.product.packed()
+        return None if packed is None else Embedding(packed)
 
 
 @functools.cache

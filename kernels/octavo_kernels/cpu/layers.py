@@ -18,14 +18,13 @@ from octavo_kernels.checks import check_shape
 from octavo_kernels.cpu.library import library
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_LEAST_PARALLEL_ELEMENTS = 1 << 14
 
 WIDTH_MULTIPLE = 32
 """Widths that the kernels take are multiples of this, whatever the CPU."""
 
 
 class _Rows(Structure):
-    """`octavo_rows` of csrc/layers.c."""
+    """`octavo_rows` of csrc/octavo.h."""
 
     _fields_ = (
         *[(name, c_void_p) for name in ("x", "y", "weight", "out")],
@@ -222,14 +221,12 @@ class _Layout:
 
     def rows(self) -> _Rows:
         """The arguments, without pointers; the threads are those of torch now."""
-        elements = self._num_rows * self._width * max(1, self._num_heads)
-        parallel = elements >= _LEAST_PARALLEL_ELEMENTS
         return _Rows(
             num_rows=self._num_rows,
             width=self._width,
             num_heads=self._num_heads,
             is_bf16=self._dtype is torch.bfloat16,
-            num_threads=torch.get_num_threads() if parallel else 1,
+            num_threads=torch.get_num_threads(),
         )
 
 

@@ -19,11 +19,10 @@ from octavo_kernels.cpu.build import KernelsUnavailable
 from octavo_kernels.cpu.library import library
 
 _DTYPES = (torch.float32, torch.bfloat16)
-_LEAST_PARALLEL_PRODUCTS = 1 << 16
 
 
-class _Linear(Structure):
-    """`octavo_linear` of csrc/linear.c."""
+class LinearArguments(Structure):
+    """`octavo_linear` of csrc/octavo.h."""
 
     _fields_ = (
         *[(name, c_void_p) for name in ("x", "weight", "bias", "out")],
@@ -65,7 +64,10 @@ def packed_size(num_out: int, num_in: int) -> int:
 
 
 class PackedLinear:
-    """A weight, packed, and its product with rows. For one thread at a time."""
+    """A weight, packed, and its product with rows. For one thread at a time.
+
+    `arguments` are those of the compiled product; they point into this object.
+    """
 
     def __init__(self, weight: Tensor, bias: Tensor | None, room: Tensor | None = None) -> None:
         """Pack a weight; it is of no use afterwards.
@@ -110,7 +112,7 @@ class PackedLinear:
         if bias is not None:
             self._bias = torch.zeros(len(self.weight) * width)
             self._bias[: self.num_out] = bias
-        self._call = _Linear(
+        self.arguments = LinearArguments(
             weight=self.weight.data_ptr(),
             bias=None if self._bias is None else self._bias.data_ptr(),
             num_in=self.num_in,
@@ -148,11 +150,9 @@ class PackedLinear:
             raise ValueError("x: rows must be contiguous")
         num_rows = len(x)
         out = torch.empty((num_rows, self.num_out), dtype=self.dtype)
-        call = self._call
+        call = self.arguments
         call.x, call.x_stride, call.out = x.data_ptr(), x.stride(0), out.data_ptr()
-        call.num_rows = num_rows
-        products = num_rows * self.num_out * self.num_in
-        call.num_threads = torch.get_num_threads() if products >= _LEAST_PARALLEL_PRODUCTS else 1
+        call.num_rows, call.num_threads = num_rows, torch.get_num_threads()
         self._multiply(byref(call))
         return out
 
@@ -177,7 +177,7 @@ class _Functions:
     def __init__(self) -> None:
         loaded = library()
         self.multiply, self.pack = loaded.octavo_multiply, loaded.octavo_pack_linear
-        for function, argument in ((self.multiply, _Linear), (self.pack, _Packing)):
+        for function, argument in ((self.multiply, LinearArguments), (self.pack, _Packing)):
             function.argtypes = (POINTER(argument),)
             function.restype = None
         loaded.octavo_panel_width.argtypes = loaded.octavo_has_bf16.argtypes = ()

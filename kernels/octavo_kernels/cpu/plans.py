@@ -34,7 +34,6 @@ _TILE_ROWS = 192
 _ITEMS_PER_THREAD = 8
 _LEAST_PARALLEL_BYTES = 1 << 16
 """Less K/V than this is read sooner than a second thread wakes."""
-_LEAST_PARALLEL_WRITE_BYTES = 1 << 18
 
 
 def why_unsupported(head_dim: int, dtype: torch.dtype) -> str | None:
@@ -49,7 +48,7 @@ def why_unsupported(head_dim: int, dtype: torch.dtype) -> str | None:
 class WritePlan:
     """Where one step's new keys and values go, in every layer of a pool.
 
-    For one thread at a time.
+    `slots` is the mapping. For one thread at a time.
     """
 
     def __init__(self, slot_mapping: Tensor, key_cache: Tensor) -> None:
@@ -68,11 +67,9 @@ class WritePlan:
         check_dtype("slot_mapping", slot_mapping, torch.int64)
         check_contiguous("slot_mapping", slot_mapping)
         _, block_size, num_kv_heads, head_dim = key_cache.shape
-        self._slots = slot_mapping
+        self.slots = slot_mapping
         self._shape = (len(slot_mapping), num_kv_heads, head_dim)
         self._cache_shape, self._dtype = key_cache.shape, key_cache.dtype
-        num_bytes = 2 * key_cache[0, 0].numel() * len(slot_mapping) * key_cache.element_size()
-        parallel = num_bytes >= _LEAST_PARALLEL_WRITE_BYTES
         self._keys, self._values = WriteArguments(), WriteArguments()
         self._write = library().octavo_reshape_and_cache
         self._rest = (
@@ -82,7 +79,7 @@ class WritePlan:
             num_kv_heads,
             head_dim,
             key_cache.element_size(),
-            torch.get_num_threads() if parallel else 1,
+            torch.get_num_threads(),
         )
 
     def run(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:

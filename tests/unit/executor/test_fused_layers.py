@@ -9,6 +9,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from octavo_kernels.cpu.decoder import Decoder
 from transformers import (
     AutoModelForCausalLM,
     Gemma2Config,
@@ -20,9 +21,9 @@ from transformers import (
 )
 
 from executor_svc import attention, linear
-from executor_svc.attention import ReferenceStep
+from executor_svc.attention_choice import choose_attention
 from executor_svc.batch import build_batch
-from executor_svc.fused_layers import fuse
+from executor_svc.fused_layers import FusedStack, fuse
 from executor_svc.huge_pages import Slabs
 from executor_svc.model_loader import LoadedModel, forward
 from executor_svc.plan import Plan, RowStart
@@ -102,7 +103,7 @@ def make_model(config: PreTrainedConfig, dtype: torch.dtype = torch.float32) -> 
     return model.eval().requires_grad_(False)
 
 
-def run(model: PreTrainedModel) -> list[torch.Tensor]:
+def run(model: PreTrainedModel, attend: str = "reference") -> list[torch.Tensor]:
     """Logits of a few steps: chunks, decodes, and both together."""
     config = model.config
     shape = KvShape(config.num_hidden_layers, config.num_key_value_heads, 64, model.dtype)
@@ -126,20 +127,40 @@ def run(model: PreTrainedModel) -> list[torch.Tensor]:
         batch = build_batch(rows, plan)
         places = (batch.token_ids, batch.positions, batch.kept_tokens)
         tokens, positions, kept = map(torch.from_numpy, places)
-        step = ReferenceStep(pool, batch, loaded.device)
+        step = choose_attention(attend, pool).make_step(batch)
         logits.append(forward(loaded, tokens, positions, step, kept))
         rows.append_tokens(batch.sample_rows, np.full(len(batch.sample_rows), 11))
     return logits
 
 
+@pytest.mark.parametrize("attend", ["reference", "compiled"])
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
-def test_logits_are_those_of_transformers(config: PreTrainedConfig) -> None:
-    """In fp32 to rounding, through chunks and decodes."""
+def test_logits_are_those_of_transformers(config: PreTrainedConfig, attend: str) -> None:
+    """In fp32 to rounding, through chunks and decodes, layer by layer and in one call."""
     expected = run(make_model(config))
     fused = make_model(config)
     assert fuse(fused)
-    for got, wanted in zip(run(fused), expected, strict=True):
+    for got, wanted in zip(run(fused, attend), expected, strict=True):
         torch.testing.assert_close(got, wanted, atol=2e-4, rtol=2e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)
+def test_layers_in_one_call_are_the_same_to_the_bit(
+    config: PreTrainedConfig, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As layer by layer over the same attention."""
+    fused = make_model(config, dtype)
+    assert fuse(fused)
+    calls = []
+    at_once = Decoder.run
+    monkeypatch.setattr(Decoder, "run", lambda *args: calls.append(1) or at_once(*args))
+    together = run(fused, "compiled")
+    if linear.is_worthwhile(torch.zeros(2, 2, dtype=dtype)):
+        assert len(calls) == len(PLANS)
+    monkeypatch.setattr(FusedStack, "_decoder_over", lambda *_: None)
+    for got, wanted in zip(together, run(fused, "compiled"), strict=True):
+        assert torch.equal(got, wanted)
 
 
 @pytest.mark.parametrize("config", MODELS.values(), ids=MODELS)

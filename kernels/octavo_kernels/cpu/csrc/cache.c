@@ -8,7 +8,7 @@ typedef struct {
     int64_t next;
 } write_job;
 
-enum { TOKENS_AT_ONCE = 16 };
+enum { TOKENS_AT_ONCE = 16, LEAST_PARALLEL_BYTES = 1 << 18 };
 
 static void write_token(const write_job *job, const octavo_write *to, int64_t token) {
     const int64_t slot = job->slots[token];
@@ -44,6 +44,7 @@ EXPORT int octavo_reshape_and_cache(
 ) {
     write_job job = {keys, values, slots, num_tokens, block_size, num_kv_heads,
                      head_dim * element_bytes, element_bytes, 0};
-    run_parallel(write_body, &job, num_threads);
+    const int64_t bytes = 2 * num_tokens * num_kv_heads * job.row_bytes;
+    run_parallel(write_body, &job, threads_for(bytes, LEAST_PARALLEL_BYTES, num_threads));
     return OK;
 }

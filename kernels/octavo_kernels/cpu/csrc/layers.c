@@ -2,25 +2,13 @@
  * where a chain of torch operators makes six. fp32 inside, whatever the rows hold. */
 #include "vectors.h"
 
-/* Rows of x and y in, rows of x or out changed; strides in elements. `width` is a row's
- * elements, or for octavo_rotate a head's, of which a row has `num_heads`. */
-typedef struct {
-    void *x;
-    const void *y, *weight;
-    void *out;
-    int64_t x_stride, y_stride, out_stride;
-    int64_t num_rows, width, num_heads;
-    float epsilon;
-    int32_t is_bf16, num_threads;
-} octavo_rows;
-
 typedef struct {
     const octavo_rows *rows;
     void (*one)(const octavo_rows *, int64_t row);
     int64_t next;
 } row_queue;
 
-enum { ROWS_AT_ONCE = 4 };
+enum { ROWS_AT_ONCE = 4, LEAST_PARALLEL_ELEMENTS = 1 << 14 };
 
 static void work(void *argument) {
     row_queue *queue = argument;
@@ -37,7 +25,9 @@ static void work(void *argument) {
 
 static void for_each_row(const octavo_rows *rows, void (*one)(const octavo_rows *, int64_t)) {
     row_queue queue = {rows, one, 0};
-    run_parallel(work, &queue, rows->num_threads);
+    int64_t heads = rows->num_heads > 1 ? rows->num_heads : 1;
+    int64_t elements = rows->num_rows * rows->width * heads;
+    run_parallel(work, &queue, threads_for(elements, LEAST_PARALLEL_ELEMENTS, rows->num_threads));
 }
 
 INLINE char *at(const void *base, int64_t element, int is_bf16) {
@@ -57,6 +47,7 @@ INLINE void norm_row(const octavo_rows *rows, int64_t row, int is_bf16) {
             pair more = load_pair(delta + place, is_bf16, PAIR);
             value.a += more.a, value.b += more.b;
             store_pair(x + place, is_bf16, PAIR, value);
+            value = load_pair(x + place, is_bf16, PAIR); /* as it was rounded */
         }
         squares += value.a * value.a + value.b * value.b;
     }
@@ -75,6 +66,25 @@ static void norm_row_bf16(const octavo_rows *rows, int64_t row) { norm_row(rows,
 
 EXPORT void octavo_rms_norm(const octavo_rows *rows) {
     for_each_row(rows, rows->is_bf16 ? norm_row_bf16 : norm_row_fp32);
+}
+
+/* x += y. */
+INLINE void add_row(const octavo_rows *rows, int64_t row, int is_bf16) {
+    char *x = at(rows->x, row * rows->x_stride, is_bf16);
+    const char *y = at(rows->y, row * rows->y_stride, is_bf16);
+    size_t step = PAIR * element_size(is_bf16);
+    for (int64_t i = 0; i < rows->width; i += PAIR, x += step, y += step) {
+        pair value = load_pair(x, is_bf16, PAIR), more = load_pair(y, is_bf16, PAIR);
+        value.a += more.a, value.b += more.b;
+        store_pair(x, is_bf16, PAIR, value);
+    }
+}
+
+static void add_row_fp32(const octavo_rows *rows, int64_t row) { add_row(rows, row, 0); }
+static void add_row_bf16(const octavo_rows *rows, int64_t row) { add_row(rows, row, 1); }
+
+EXPORT void octavo_add(const octavo_rows *rows) {
+    for_each_row(rows, rows->is_bf16 ? add_row_bf16 : add_row_fp32);
 }
 
 /* out = silu(x) * y. */

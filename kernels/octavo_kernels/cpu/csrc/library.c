@@ -9,6 +9,10 @@ EXPORT const char *octavo_sources(void) { return OCTAVO_SOURCES; }
 
 /* Does this CPU have the instructions that the compiler was allowed to use? */
 EXPORT int octavo_supported(void) {
+#ifdef __AVX512BF16__
+    if (!__builtin_cpu_supports("avx512bf16"))
+        return 0;
+#endif
 #ifdef __AVX512F__
     if (!__builtin_cpu_supports("avx512f"))
         return 0;

@@ -22,16 +22,6 @@ enum { ROWS = 12 }; /* 24 of 32 registers */
 enum { ROWS = 6 }; /* 12 of 16 registers */
 #endif
 
-/* Elements are of 4 bytes, or of 2 if is_bf16. */
-typedef struct {
-    const void *x;      /* [num_rows, x_stride] */
-    const void *weight; /* [panels, num_words, PAIR] words */
-    const float *bias;  /* [panels, PAIR] or NULL */
-    void *out;          /* [num_rows, num_out] */
-    int64_t x_stride, num_rows, num_in, num_out;
-    int32_t is_bf16, num_threads;
-} octavo_linear;
-
 typedef struct {
     const octavo_linear *call;
     int64_t next, panels, at_once;
@@ -210,13 +200,15 @@ static void work(void *argument) {
 
 /* Neighbouring panels go to one thread, in pieces small enough that a thread which another
  * process holds up does not hold up the rest. */
-enum { PIECES_PER_THREAD = 8 };
+enum { PIECES_PER_THREAD = 8, LEAST_PARALLEL_PRODUCTS = 1 << 16 };
 
 EXPORT void octavo_multiply(const octavo_linear *call) {
     if (!call->num_rows || !call->num_in)
         return;
     int64_t panels = (call->num_out + PAIR - 1) / PAIR;
-    int64_t pieces = PIECES_PER_THREAD * (int64_t)call->num_threads;
+    int64_t products = call->num_rows * call->num_in * call->num_out;
+    int num_threads = threads_for(products, LEAST_PARALLEL_PRODUCTS, call->num_threads);
+    int64_t pieces = PIECES_PER_THREAD * (int64_t)num_threads;
     panel_queue queue = {call, 0, panels, (panels + pieces - 1) / pieces};
-    run_parallel(work, &queue, call->num_threads);
+    run_parallel(work, &queue, num_threads);
 }

@@ -44,6 +44,28 @@ typedef struct {
     float scale, softcap;   /* softcap 0: none */
 } octavo_attention;
 
+/* Rows of x and y in, rows of x or out changed; strides in elements. `width` is a row's
+ * elements, or for octavo_rotate a head's, of which a row has `num_heads`. */
+typedef struct {
+    void *x;
+    const void *y, *weight;
+    void *out;
+    int64_t x_stride, y_stride, out_stride;
+    int64_t num_rows, width, num_heads;
+    float epsilon;
+    int32_t is_bf16, num_threads;
+} octavo_rows;
+
+/* One product; see linear.c. Elements are of 4 bytes, or of 2 if is_bf16. */
+typedef struct {
+    const void *x;      /* [num_rows, x_stride] */
+    const void *weight; /* [panels, num_words, PAIR] words */
+    const float *bias;  /* [panels, PAIR] or NULL */
+    void *out;          /* [num_rows, num_out] */
+    int64_t x_stride, num_rows, num_in, num_out;
+    int32_t is_bf16, num_threads;
+} octavo_linear;
+
 /* New K/V on their way to the pool. */
 typedef struct {
     const void *source;
@@ -56,12 +78,31 @@ typedef struct {
  * loaded. So no second runtime comes into the process, whoever compiles this. */
 void GOMP_parallel(void (*body)(void *), void *argument, unsigned num_threads, unsigned flags);
 
+/* How many threads work on something of this size: what is smaller than `least` is done
+ * sooner than a second thread wakes. */
+INLINE int threads_for(int64_t size, int64_t least, int num_threads) {
+    return size >= least ? num_threads : 1;
+}
+
 INLINE void run_parallel(void (*body)(void *), void *argument, int num_threads) {
     if (num_threads > 1)
         GOMP_parallel(body, argument, (unsigned)num_threads, 0);
     else
         body(argument);
 }
+
+EXPORT void octavo_rms_norm(const octavo_rows *rows);
+EXPORT void octavo_silu_mul(const octavo_rows *rows);
+EXPORT void octavo_rotate(const octavo_rows *rows);
+EXPORT void octavo_add(const octavo_rows *rows);
+EXPORT void octavo_multiply(const octavo_linear *call);
+EXPORT int octavo_decode(const octavo_attention *call);
+EXPORT int octavo_prefill(const octavo_attention *call);
+EXPORT int octavo_reshape_and_cache(
+    const octavo_write *keys, const octavo_write *values, const int64_t *slots,
+    int64_t num_tokens, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
+    int64_t element_bytes, int num_threads
+);
 
 /* Items handed to whichever thread is free; `status` is the first failure. */
 typedef struct {

@@ -1,0 +1,178 @@
+/* All decoder layers of a step in one call, for models of Llama's family:
+ *
+ *     qkv  = norm(x += delta) @ [q | k | v]        rotate q and k, write k and v to the pool
+ *     delta = attention(q) @ o
+ *     delta = (silu(gate) * up) @ down, where [gate | up] = norm(x += delta) @ one weight
+ *
+ * What a layer adds to x is added on the way through the next norm. The kernels are those of
+ * the other files, one after the other; each starts the threads itself. */
+#include "octavo.h"
+
+typedef struct {
+    octavo_linear qkv, output, gate_up, down; /* their weights; the rest is set here */
+    const void *attention_norm, *mlp_norm;    /* [width] */
+    void *keys, *values;                      /* the layer's part of the pool */
+    float attention_epsilon, mlp_epsilon, scale;
+    int32_t window; /* which of the step's attentions is this layer's */
+} octavo_layer;
+
+/* A step's attention: what depends on tables and lengths, for layers of one window. */
+typedef struct {
+    const octavo_attention *decode, *prefill;
+} octavo_window;
+
+/* Tensors are contiguous, in the dtype of x. Tokens of decodes come first. */
+typedef struct {
+    const octavo_layer *layers;
+    const octavo_window *windows;
+    const int64_t *slots; /* [num_tokens] */
+    void *x;              /* [num_tokens, width], changed in place */
+    const void *table;    /* [num_tokens, head_dim] cosines, sines */
+    void *scratch;        /* octavo_layer_scratch elements a token */
+    int64_t num_layers, num_tokens, num_decodes;
+    int64_t width, num_heads, num_kv_heads, head_dim, mlp_width;
+    int64_t block_size, key_block_stride, value_block_stride;
+    int32_t is_bf16, num_threads;
+} octavo_layers;
+
+/* Where in `scratch` what is. */
+typedef struct {
+    char *normed, *delta, *qkv, *attended, *gate_up, *activated;
+} places;
+
+INLINE int64_t qkv_width(const octavo_layers *step) {
+    return (step->num_heads + 2 * step->num_kv_heads) * step->head_dim;
+}
+
+EXPORT int64_t octavo_layer_scratch(const octavo_layers *step) {
+    return 2 * step->width + qkv_width(step) + step->num_heads * step->head_dim
+        + 3 * step->mlp_width;
+}
+
+INLINE int64_t element_bytes(const octavo_layers *step) { return step->is_bf16 ? 2 : 4; }
+
+static places divide(const octavo_layers *step) {
+    const int64_t column = step->num_tokens * element_bytes(step);
+    places at;
+    at.normed = step->scratch;
+    at.delta = at.normed + step->width * column;
+    at.qkv = at.delta + step->width * column;
+    at.attended = at.qkv + qkv_width(step) * column;
+    at.gate_up = at.attended + step->num_heads * step->head_dim * column;
+    at.activated = at.gate_up + 2 * step->mlp_width * column;
+    return at;
+}
+
+static void norm(
+    const octavo_layers *step, const places *at, const void *weight, float epsilon, int adds
+) {
+    const octavo_rows rows = {
+        .x = step->x, .y = adds ? at->delta : NULL, .weight = weight, .out = at->normed,
+        .x_stride = step->width, .y_stride = step->width, .out_stride = step->width,
+        .num_rows = step->num_tokens, .width = step->width, .epsilon = epsilon,
+        .is_bf16 = step->is_bf16, .num_threads = step->num_threads,
+    };
+    octavo_rms_norm(&rows);
+}
+
+static void multiply(const octavo_layers *step, octavo_linear call, const void *x, void *out) {
+    call.x = x, call.out = out, call.x_stride = call.num_in;
+    call.num_rows = step->num_tokens, call.num_threads = step->num_threads;
+    octavo_multiply(&call);
+}
+
+static void rotate(const octavo_layers *step, const places *at) {
+    const octavo_rows rows = {
+        .x = at->qkv, .y = step->table,
+        .x_stride = qkv_width(step), .y_stride = step->head_dim,
+        .num_rows = step->num_tokens, .width = step->head_dim,
+        .num_heads = step->num_heads + step->num_kv_heads,
+        .is_bf16 = step->is_bf16, .num_threads = step->num_threads,
+    };
+    octavo_rotate(&rows);
+}
+
+static void activate(const octavo_layers *step, const places *at) {
+    const octavo_rows rows = {
+        .x = at->gate_up, .y = at->gate_up + step->mlp_width * element_bytes(step),
+        .out = at->activated, .x_stride = 2 * step->mlp_width, .y_stride = 2 * step->mlp_width,
+        .out_stride = step->mlp_width, .num_rows = step->num_tokens, .width = step->mlp_width,
+        .is_bf16 = step->is_bf16, .num_threads = step->num_threads,
+    };
+    octavo_silu_mul(&rows);
+}
+
+static void write(const octavo_layers *step, const octavo_layer *layer, const places *at) {
+    const int64_t head = step->head_dim * element_bytes(step);
+    const octavo_write keys = {
+        at->qkv + step->num_heads * head, layer->keys, qkv_width(step), step->head_dim,
+        step->key_block_stride,
+    };
+    octavo_write values = keys;
+    values.source = at->qkv + (step->num_heads + step->num_kv_heads) * head;
+    values.cache = layer->values, values.block_stride = step->value_block_stride;
+    octavo_reshape_and_cache(
+        &keys, &values, step->slots, step->num_tokens, step->block_size, step->num_kv_heads,
+        step->head_dim, element_bytes(step), step->num_threads
+    );
+}
+
+/* The tokens from `first` on that `laid_out` is about. */
+static octavo_attention attention(
+    const octavo_layers *step, const octavo_layer *layer, const places *at,
+    const octavo_attention *laid_out, int64_t first
+) {
+    const int64_t width = step->num_heads * step->head_dim, size = element_bytes(step);
+    octavo_attention call = *laid_out;
+    call.query = at->qkv + first * qkv_width(step) * size;
+    call.out = at->attended + first * width * size;
+    call.keys = layer->keys, call.values = layer->values;
+    call.query_token_stride = qkv_width(step), call.out_token_stride = width;
+    call.query_head_stride = call.out_head_stride = step->head_dim;
+    call.key_block_stride = step->key_block_stride;
+    call.value_block_stride = step->value_block_stride;
+    call.scale = layer->scale, call.softcap = 0;
+    return call;
+}
+
+static int attend(const octavo_layers *step, const octavo_layer *layer, const places *at) {
+    const octavo_window *window = step->windows + layer->window;
+    int status = OK;
+    if (step->num_decodes) {
+        const octavo_attention call = attention(step, layer, at, window->decode, 0);
+        status = octavo_decode(&call);
+    }
+    if (status == OK && step->num_decodes < step->num_tokens) {
+        const octavo_attention call =
+            attention(step, layer, at, window->prefill, step->num_decodes);
+        status = octavo_prefill(&call);
+    }
+    return status;
+}
+
+/* Returns OK or NO_MEMORY. */
+EXPORT int octavo_run_layers(const octavo_layers *step) {
+    const places at = divide(step);
+    for (int64_t i = 0; i < step->num_layers; i++) {
+        const octavo_layer *layer = step->layers + i;
+        norm(step, &at, layer->attention_norm, layer->attention_epsilon, i > 0);
+        multiply(step, layer->qkv, at.normed, at.qkv);
+        rotate(step, &at);
+        write(step, layer, &at);
+        const int status = attend(step, layer, &at);
+        if (status != OK)
+            return status;
+        multiply(step, layer->output, at.attended, at.delta);
+        norm(step, &at, layer->mlp_norm, layer->mlp_epsilon, 1);
+        multiply(step, layer->gate_up, at.normed, at.gate_up);
+        activate(step, &at);
+        multiply(step, layer->down, at.activated, at.delta);
+    }
+    const octavo_rows last = {
+        .x = step->x, .y = at.delta, .x_stride = step->width, .y_stride = step->width,
+        .num_rows = step->num_tokens, .width = step->width, .is_bf16 = step->is_bf16,
+        .num_threads = step->num_threads,
+    };
+    octavo_add(&last);
+    return OK;
+}
