@@ -110,18 +110,27 @@ INLINE void prefetch(const char *from, size_t bytes) {
         __builtin_prefetch(from + line);
 }
 
+/* The same, for later: into the second level. */
+INLINE void prefetch_early(const char *from, size_t bytes) {
+    for (size_t line = 0; line < bytes; line += 64)
+        __builtin_prefetch(from + line, 0, 2);
+}
+
 /* scores[row][token] of a whole tile, eight dot products at a time, or of three rows
- * twelve. While K is read, V is fetched. */
+ * twelve. While K is read, V is fetched, and the next tile's K from afar. */
 INLINE void score(
-    int rows, int is_bf16, const octavo_attention *call, const tile *of, size_t offset,
-    const float *query, float scores[MAX_ROWS][TILE]
+    int rows, int is_bf16, const octavo_attention *call, const tile *of, const tile *next,
+    size_t offset, const float *query, float scores[MAX_ROWS][TILE]
 ) {
+    const size_t row_bytes = call->head_dim * element_size(is_bf16);
     const int tokens = rows == 1 ? 8 : rows == 4 ? 2 : 4, padded = PADDED(call->head_dim);
     for (int token = 0; token < of->count; token += tokens) {
         vf dots[12] = {{0}};
         const char *const *keys = of->keys + token;
-        for (int i = 0; i < tokens; i++)
-            prefetch(of->values[token + i] + offset, call->head_dim * element_size(is_bf16));
+        for (int i = 0; i < tokens; i++) {
+            prefetch(of->values[token + i] + offset, row_bytes);
+            prefetch_early(next->keys[token + i] + offset, row_bytes);
+        }
         int element = 0;
         for (; element + PAIR <= call->head_dim; element += PAIR)
             multiply_pair(rows, tokens, query, padded, keys, offset, element, PAIR, is_bf16, dots);
@@ -164,11 +173,10 @@ INLINE float weigh(float *scores, int count, float softcap, float *maximum, floa
     return factor;
 }
 
-/* sums[row][element ...] of a whole tile. While V is read, the next K is fetched. */
+/* sums[row][element ...] of a whole tile. While V is read, the next tile's V is fetched. */
 INLINE void add_pairs(
-    int rows, int pairs, int count, int is_bf16, const tile *of, size_t offset, int element,
-    const char *const *next_keys, size_t next_offset, const float scores[MAX_ROWS][TILE],
-    const float *factors, float *sums, int padded
+    int rows, int pairs, int count, int is_bf16, const tile *of, const tile *next, size_t offset,
+    int element, const float scores[MAX_ROWS][TILE], const float *factors, float *sums, int padded
 ) {
     vf total[MAX_ROWS * 8];
 #pragma GCC unroll 4
@@ -180,7 +188,7 @@ INLINE void add_pairs(
     for (int token = 0; token < of->count; token++) {
         const size_t at = element * element_size(is_bf16);
         const char *value = of->values[token] + offset + at;
-        prefetch(next_keys[token] + next_offset + at, pairs * count * element_size(is_bf16));
+        prefetch_early(next->values[token] + offset + at, pairs * count * element_size(is_bf16));
 #pragma GCC unroll 4
         for (int i = 0; i < pairs; i++) {
             const pair part = load_pair(value + i * PAIR * element_size(is_bf16), is_bf16, count);
@@ -202,13 +210,13 @@ INLINE void add_pairs(
 
 /* One tile and `rows` query heads; rows and is_bf16 are constants to the compiler. */
 INLINE void attend_rows(
-    int rows, int is_bf16, const octavo_attention *call, const tile *of, size_t offset,
-    const char *const *next_keys, size_t next_offset, heads group
+    int rows, int is_bf16, const octavo_attention *call, const tile *of, const tile *next,
+    size_t offset, heads group
 ) {
     float scores[MAX_ROWS][TILE] __attribute__((aligned(64)));
     float factors[MAX_ROWS];
     const int padded = PADDED(call->head_dim);
-    score(rows, is_bf16, call, of, offset, group.query, scores);
+    score(rows, is_bf16, call, of, next, offset, group.query, scores);
     for (int row = 0; row < rows; row++)
         factors[row] = weigh(
             scores[row], of->count, call->softcap, group.maxima + row, group.weights + row
@@ -217,25 +225,25 @@ INLINE void attend_rows(
     int element = 0;
     for (; element + pairs * PAIR <= call->head_dim; element += pairs * PAIR)
         add_pairs(
-            rows, pairs, PAIR, is_bf16, of, offset, element, next_keys, next_offset, scores, factors,
-            group.sums, padded
+            rows, pairs, PAIR, is_bf16, of, next, offset, element, scores, factors, group.sums,
+            padded
         );
     for (; pairs > 1 && element + PAIR <= call->head_dim; element += PAIR)
-        add_pairs(rows, 1, PAIR, is_bf16, of, offset, element, next_keys, next_offset, scores, factors,
-            group.sums, padded);
+        add_pairs(
+            rows, 1, PAIR, is_bf16, of, next, offset, element, scores, factors, group.sums, padded
+        );
     if (LANES == 16 && element < call->head_dim)
         add_pairs(
-            rows, 1, LANES, is_bf16, of, offset, element, next_keys, next_offset, scores, factors,
-            group.sums, padded
+            rows, 1, LANES, is_bf16, of, next, offset, element, scores, factors, group.sums, padded
         );
 }
 
 #define ATTEND_ROWS(rows, is_bf16)                                                            \
     static void attend_##rows##_##is_bf16(                                                    \
-        const octavo_attention *call, const tile *of, size_t offset,                          \
-        const char *const *next_keys, size_t next_offset, heads group                         \
+        const octavo_attention *call, const tile *of, const tile *next, size_t offset,        \
+        heads group                                                                           \
     ) {                                                                                       \
-        attend_rows(rows, is_bf16, call, of, offset, next_keys, next_offset, group);          \
+        attend_rows(rows, is_bf16, call, of, next, offset, group);                            \
     }
 ATTEND_ROWS(1, 0)
 ATTEND_ROWS(2, 0)
@@ -247,7 +255,7 @@ ATTEND_ROWS(3, 1)
 ATTEND_ROWS(4, 1)
 
 typedef void attend_function(
-    const octavo_attention *, const tile *, size_t, const char *const *, size_t, heads
+    const octavo_attention *, const tile *, const tile *, size_t, heads
 );
 static attend_function *const ATTEND[2][MAX_ROWS] = {
     {attend_1_0, attend_2_0, attend_3_0, attend_4_0},
@@ -258,8 +266,7 @@ static attend_function *const ATTEND[2][MAX_ROWS] = {
 static int next_rows(int left) { return left % 4 == 0 ? 4 : left < 3 ? left : 3; }
 
 static void attend_group(
-    const octavo_attention *call, const tile *of, int kv_head, const tile *next, int next_head,
-    float *state
+    const octavo_attention *call, const tile *of, const tile *next, int kv_head, float *state
 ) {
     const int group = call->num_heads / call->num_kv_heads, padded = PADDED(call->head_dim);
     const size_t row_bytes = call->head_dim * element_size(call->is_bf16);
@@ -273,9 +280,7 @@ static void attend_group(
             state + (size_t)2 * num_heads * padded + head,
             state + (size_t)2 * num_heads * padded + num_heads + head,
         };
-        ATTEND[call->is_bf16][rows - 1](
-            call, of, kv_head * row_bytes, next->keys, next_head * row_bytes, some
-        );
+        ATTEND[call->is_bf16][rows - 1](call, of, next, kv_head * row_bytes, some);
     }
 }
 
@@ -339,9 +344,16 @@ static void merge(const octavo_attention *call, int sequence, float *sums) {
     }
 }
 
-/* One item and a share of the KV heads. `state`: sums [num_heads, padded], query alike,
+static void locate_from(const octavo_attention *call, const int32_t *item, int begin, tile *to) {
+    locate(call, item[0], begin, begin + TILE < item[2] ? begin + TILE : item[2], to);
+}
+
+/* One item and a share of the KV heads; its last tile fetches the first of the `coming` item.
+ * `state`: sums [num_heads, padded], query alike,
  * maxima [num_heads], weights [num_heads], room for a merge [padded]. */
-static void attend_item(const octavo_attention *call, const int32_t *item, int part, float *state) {
+static void attend_item(
+    const octavo_attention *call, const int32_t *item, const int32_t *coming, int part, float *state
+) {
     const int sequence = item[0], begin = item[1], end = item[2], partial = item[3];
     const int group = call->num_heads / call->num_kv_heads, padded = PADDED(call->head_dim);
     const int kv_begin = part * call->num_kv_heads / call->num_parts;
@@ -359,21 +371,16 @@ static void attend_item(const octavo_attention *call, const int32_t *item, int p
         state + (size_t)head_begin * padded, 0,
         sizeof(float) * (size_t)(head_end - head_begin) * padded
     );
-    tile tiles[2];
-    locate(call, sequence, begin, begin + TILE < end ? begin + TILE : end, tiles);
+    tile tiles[2] = {0};
+    locate_from(call, item, begin, tiles);
     for (int position = begin, i = 0; position < end; position += TILE, i ^= 1) {
-        const tile *here = tiles + i, *after = here;
-        const int from = position + TILE;
-        if (from < end) {
-            locate(call, sequence, from, from + TILE < end ? from + TILE : end, tiles + (i ^ 1));
-            after = tiles + (i ^ 1);
-        }
-        for (int kv_head = kv_begin; kv_head < kv_end; kv_head++) {
-            const int last = kv_head + 1 == kv_end;
-            attend_group(
-                call, here, kv_head, last ? after : here, last ? kv_begin : kv_head + 1, state
-            );
-        }
+        tile *const here = tiles + i, *const next = tiles + (i ^ 1);
+        if (position + TILE < end)
+            locate_from(call, item, position + TILE, next);
+        else
+            locate_from(call, coming, coming[1], next);
+        for (int kv_head = kv_begin; kv_head < kv_end; kv_head++)
+            attend_group(call, here, next, kv_head, state);
     }
     if (partial < 0) {
         for (int head = head_begin; head < head_end; head++) {
@@ -401,8 +408,15 @@ static void decode_body(void *argument) {
     float *state = scratch_floats(queue, call->num_heads * (2 * padded + 2) + padded);
     if (!state)
         return;
-    for (int32_t i; (i = take(queue)) < call->num_items * call->num_parts;)
-        attend_item(call, call->items + 4 * (i / call->num_parts), i % call->num_parts, state);
+    const int32_t count = call->num_items * call->num_parts;
+    for (int32_t i = take(queue), next; i < count; i = next) {
+        next = take(queue);
+        const int32_t coming = next < count ? next : i;
+        attend_item(
+            call, call->items + 4 * (i / call->num_parts), call->items + 4 * (coming / call->num_parts),
+            i % call->num_parts, state
+        );
+    }
     free(state);
 }
 
