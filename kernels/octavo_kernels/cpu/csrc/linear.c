@@ -24,7 +24,7 @@ enum { ROWS = 6 }; /* 12 of 16 registers */
 
 typedef struct {
     const octavo_linear *call;
-    int64_t next, panels, at_once;
+    int64_t next, panels;
 } panel_queue;
 
 EXPORT int32_t octavo_panel_width(void) { return PAIR; }
@@ -160,14 +160,15 @@ static void any_tile(const octavo_linear *call, int num_rows, int64_t first, int
 #undef TILE
 }
 
-/* All rows of one panel. The last panel may have fewer outputs than PAIR. */
-static void run_panel(const octavo_linear *call, int64_t panel) {
+/* All rows of one panel, while `next` is fetched. The last panel may have fewer outputs than
+ * PAIR. */
+static void run_panel(const octavo_linear *call, int64_t panel, int64_t next) {
     int64_t column = panel * PAIR, num_columns = call->num_out - column;
     int64_t tiles = (call->num_rows + ROWS - 1) / ROWS;
     int64_t num_words = words_of(call->is_bf16, call->num_in);
     int64_t bytes = num_words * PAIR * (int64_t)sizeof(float);
     int64_t size = (int64_t)element_size(call->is_bf16);
-    const char *coming = (const char *)call->weight + (panel + 1) * bytes;
+    const char *coming = (const char *)call->weight + next * bytes;
     int64_t coming_step = (bytes / num_words + tiles - 1) / tiles;
     char whole[ROWS * PAIR * sizeof(float)];
     for (int64_t t = 0; t < tiles; t++) {
@@ -186,29 +187,25 @@ static void run_panel(const octavo_linear *call, int64_t panel) {
     }
 }
 
+/* Each thread knows the panel that it works on next, and fetches that one. */
 static void work(void *argument) {
     panel_queue *queue = argument;
-    for (;;) {
-        int64_t panel = __atomic_fetch_add(&queue->next, queue->at_once, __ATOMIC_RELAXED);
-        if (panel >= queue->panels)
-            return;
-        int64_t end = panel + queue->at_once;
-        for (end = end < queue->panels ? end : queue->panels; panel < end; panel++)
-            run_panel(queue->call, panel);
+    int64_t panel = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
+    while (panel < queue->panels) {
+        int64_t next = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
+        run_panel(queue->call, panel, next);
+        panel = next;
     }
 }
 
-/* Neighbouring panels go to one thread, in pieces small enough that a thread which another
- * process holds up does not hold up the rest. */
-enum { PIECES_PER_THREAD = 8, LEAST_PARALLEL_PRODUCTS = 1 << 16 };
+enum { LEAST_PARALLEL_PRODUCTS = 1 << 16 };
 
 EXPORT void octavo_multiply(const octavo_linear *call) {
     if (!call->num_rows || !call->num_in)
         return;
-    int64_t panels = (call->num_out + PAIR - 1) / PAIR;
     int64_t products = call->num_rows * call->num_in * call->num_out;
-    int num_threads = threads_for(products, LEAST_PARALLEL_PRODUCTS, call->num_threads);
-    int64_t pieces = PIECES_PER_THREAD * (int64_t)num_threads;
-    panel_queue queue = {call, 0, panels, (panels + pieces - 1) / pieces};
-    run_parallel(work, &queue, num_threads);
+    panel_queue queue = {call, 0, (call->num_out + PAIR - 1) / PAIR};
+    run_parallel(
+        work, &queue, threads_for(products, LEAST_PARALLEL_PRODUCTS, call->num_threads)
+    );
 }
