@@ -40,11 +40,13 @@ from executor_svc.attention import AttentionCall, AttentionStep
 from executor_svc.compiled_attention import CompiledStep
 from executor_svc.huge_pages import Slabs
 from executor_svc.linear import Head, Linear, is_cut, local
+from executor_svc.model_loader import BATCH_DEPENDENT_ROPE
 from executor_svc.pool import KvPool
 
 # Their layers differ in biases and in whether a window slides, which the modules tell.
 _KNOWN_LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
 _DTYPES = {torch.float32, torch.bfloat16}
+_LEAST_POSITIONS = 2048
 
 
 def fuse(model: PreTrainedModel) -> bool:
@@ -182,12 +184,15 @@ class FusedLayer:
 
     def compiled(self) -> Layer | None:
         """The layer for `Decoder`; None if that cannot run it."""
-        products = [each.packed() for each in (self.qkv, self.output, self.gate_up, self.down)]
-        packed = [product for product in products if product is not None]
-        if len(packed) < len(products):
+        qkv, output = self.qkv.packed(), self.output.packed()
+        gate_up, down = self.gate_up.packed(), self.down.packed()
+        if qkv is None or output is None or gate_up is None or down is None:
             return None
         return Layer(
-            *packed,
+            qkv=qkv,
+            output=output,
+            gate_up=gate_up,
+            down=down,
             attention_norm=self.attention_norm.weight,
             mlp_norm=self.mlp_norm.weight,
             attention_epsilon=self.attention_norm.epsilon,
@@ -255,16 +260,31 @@ class _Norm(nn.Module):
 
 
 class _RotaryTable(nn.Module):
-    """Cosines and sines of each token's position, side by side for `RotatePlan`."""
+    """Cosines and sines of each token's position, side by side for `RotatePlan`.
+
+    Those of all positions so far are kept, where they are the same in every batch.
+    """
 
     def __init__(self, rotary: nn.Module) -> None:
         super().__init__()
         self.rotary = rotary
+        self._is_fixed = getattr(rotary, "rope_type", "dynamic") not in BATCH_DEPENDENT_ROPE
+        self._kept = torch.empty(0, 0)
 
     def forward(self, x: Tensor, position_ids: Tensor) -> Tensor:
-        """Returns: [num_tokens, head_dim]; transformers tells each half of a head twice."""
+        """Returns: [num_tokens, head_dim] of position_ids [1, num_tokens], in x's dtype."""
+        if not self._is_fixed:
+            return self._compute(x, position_ids)
+        positions = position_ids[0]
+        needed = int(positions.max()) + 1 if len(positions) else 0
+        if needed > len(self._kept):
+            everything = torch.arange(max(_LEAST_POSITIONS, 2 * needed))
+            self._kept = self._compute(x, everything[None])
+        return self._kept[positions]
+
+    def _compute(self, x: Tensor, position_ids: Tensor) -> Tensor:
         cosines, sines = self.rotary(x, position_ids=position_ids)
-        half = cosines.shape[-1] // 2
+        half = cosines.shape[-1] // 2  # transformers tells each half of a head twice
         return torch.cat((cosines[0, :, :half], sines[0, :, :half]), dim=-1)
 
 

@@ -22,7 +22,7 @@ from executor_svc.tensor_parallel.ranks import Ranks, one_line
 from executor_svc.tensor_parallel.sharing import sharing_arguments
 
 # Rotary embeddings of these kinds look at the longest position of the whole batch.
-_BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
+BATCH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +191,7 @@ def _max_model_len(config: transformers.PreTrainedConfig, wanted: int) -> int:
     text = config.get_text_config()
     bound = getattr(text, "max_position_embeddings", None)
     rope = getattr(text, "rope_parameters", None) or {}
-    if rope.get("rope_type") in _BATCH_DEPENDENT_ROPE:
+    if rope.get("rope_type") in BATCH_DEPENDENT_ROPE:
         bound = (
             rope.get("original_max_position_embeddings")
             or getattr(text, "original_max_position_embeddings", None)

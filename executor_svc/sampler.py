@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import torch
+from octavo_kernels.cpu.build import KernelsUnavailable
+from octavo_kernels.cpu.largest import largest
 from torch import Tensor
 
 from executor_svc.batch import StepBatch
@@ -31,6 +33,9 @@ _CPU_NUMBERS, _GPU_NUMBERS = 1 << 16, 1 << 23
 
 # Filtered rows drawn for at once: few numbers as a rule, but it may be all of them.
 _FILTERED_ROWS = 16
+
+
+_COMPILED_DTYPES = {torch.float32, torch.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +98,13 @@ def sample(logits: Tensor, batch: StepBatch, rows: RowTable) -> Samples:
 
 def _largest(lines: Tensor) -> tuple[Tensor, Tensor]:
     """The largest value of each line, or NaN if there is one, and where it stands."""
-    if lines.device.type != "cpu" or lines.dtype != torch.float32:
-        best, places = lines.max(dim=-1)
-        return best, places
-    # numpy takes a tenth of torch's time for it.
-    places = torch.from_numpy(np.asarray(lines.numpy().argmax(axis=-1)))
-    return lines.gather(1, places[:, None])[:, 0], places
+    if lines.is_cpu and lines.dtype in _COMPILED_DTYPES:
+        try:
+            return largest(lines)
+        except KernelsUnavailable:
+            pass
+    best, places = lines.max(dim=-1)
+    return best, places
 
 
 def row_errors(

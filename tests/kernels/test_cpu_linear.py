@@ -60,7 +60,12 @@ def test_a_row_is_the_same_whatever_stands_beside_it(dtype: torch.dtype) -> None
 def test_rows_of_the_weight_come_back(dtype: torch.dtype) -> None:
     """As they were before they were packed."""
     weight = torch.randn(49, 64).to(dtype)
-    assert torch.equal(PackedLinear(weight, None).rows(torch.arange(49)), weight)
+    packed = PackedLinear(weight, None)
+    assert torch.equal(packed.rows(torch.arange(49)), weight)
+    assert packed.rows(torch.arange(0)).shape == (0, 64)
+    for wrong in (-1, 49):
+        with pytest.raises(ValueError, match="indices"):
+            packed.rows(torch.tensor([3, wrong]))
 
 
 @each_dtype

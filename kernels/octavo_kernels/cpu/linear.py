@@ -41,6 +41,16 @@ class _Packing(Structure):
     )
 
 
+class _Unpacking(Structure):
+    """`octavo_unpacking` of csrc/linear.c."""
+
+    _fields_ = (
+        *[(name, c_void_p) for name in ("weight", "indices", "out")],
+        *[(name, c_int64) for name in ("num_rows", "num_in")],
+        *[(name, c_int32) for name in ("is_bf16", "num_threads")],
+    )
+
+
 def is_worthwhile(weight: Tensor) -> bool:
     """Whether this product is for this machine and weight: it was measured on x86 only."""
     if platform.machine() not in {"x86_64", "AMD64"} or weight.dtype not in _DTYPES:
@@ -86,15 +96,14 @@ class PackedLinear:
         self.dtype = weight.dtype
         self._check(weight, bias)
         functions = _functions()
-        self._multiply, width = functions.multiply, functions.panel_width
+        self._multiply = functions.multiply
         size = packed_size(self.num_out, self.num_in)
         room = torch.empty(size, dtype=self.dtype) if room is None else room
         check_shape("room", room, (size,))
         check_contiguous("room", room)
         check_dtype("room", room, self.dtype)
         is_bf16 = self.dtype is torch.bfloat16
-        in_word = 2 if is_bf16 else 1
-        self.weight = room.view(-1, self.num_in // in_word, width, in_word)
+        self.weight = room
         functions.pack(
             byref(
                 _Packing(
@@ -110,7 +119,7 @@ class PackedLinear:
         )
         self._bias = None
         if bias is not None:
-            self._bias = torch.zeros(len(self.weight) * width)
+            self._bias = torch.zeros(size // self.num_in)
             self._bias[: self.num_out] = bias
         self.arguments = LinearArguments(
             weight=self.weight.data_ptr(),
@@ -160,11 +169,33 @@ class PackedLinear:
         """Rows of the weight as it was before it was packed.
 
         Args:
-            indices: [num_rows] int64, each from 0 to num_out - 1.
+            indices: [num_rows] int64, contiguous, each from 0 to num_out - 1.
         Returns: [num_rows, num_in] of the weight's dtype.
+
+        Raises:
+            ValueError: if an index is out of bounds, or `indices` is not so.
         """
-        width = self.weight.shape[2]
-        return self.weight[indices // width, :, indices % width].flatten(1)
+        check_shape("indices", indices, (None,))
+        check_dtype("indices", indices, torch.int64)
+        check_contiguous("indices", indices)
+        num_rows = len(indices)
+        out = torch.empty((num_rows, self.num_in), dtype=self.dtype)
+        if num_rows and not 0 <= int(indices.min()) <= int(indices.max()) < self.num_out:
+            raise ValueError(f"indices are not all in [0, {self.num_out - 1}]")
+        _functions().unpack(
+            byref(
+                _Unpacking(
+                    weight=self.weight.data_ptr(),
+                    indices=indices.data_ptr(),
+                    out=out.data_ptr(),
+                    num_rows=num_rows,
+                    num_in=self.num_in,
+                    is_bf16=self.dtype is torch.bfloat16,
+                    num_threads=torch.get_num_threads(),
+                )
+            )
+        )
+        return out
 
 
 class _Functions:
@@ -177,7 +208,12 @@ class _Functions:
     def __init__(self) -> None:
         loaded = library()
         self.multiply, self.pack = loaded.octavo_multiply, loaded.octavo_pack_linear
-        for function, argument in ((self.multiply, LinearArguments), (self.pack, _Packing)):
+        self.unpack = loaded.octavo_unpack_rows
+        for function, argument in (
+            (self.multiply, LinearArguments),
+            (self.pack, _Packing),
+            (self.unpack, _Unpacking),
+        ):
             function.argtypes = (POINTER(argument),)
             function.restype = None
         loaded.octavo_panel_width.argtypes = loaded.octavo_has_bf16.argtypes = ()

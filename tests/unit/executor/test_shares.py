@@ -26,7 +26,7 @@ from transformers import (
 
 from executor_svc.config import ExecutorConfig
 from executor_svc.executor import Executor
-from executor_svc.fused_layers import FusedLayer
+from executor_svc.fused_layers import FusedStack
 from executor_svc.plan import Plan, RowStart
 from executor_svc.tensor_parallel.ranks import Ranks
 from tests.support.rank_pair import join_pair
@@ -81,7 +81,7 @@ def tokens_of(folder: Path, fused: bool, ranks: Ranks | None) -> list[list[int]]
     )
     executor = Executor.load(config, folder, ranks)
     layer = executor._runner._loaded.model.model.layers[0]
-    assert isinstance(layer, FusedLayer) == (fused and is_known(folder)), folder
+    assert isinstance(layer, FusedStack) == (fused and is_known(folder)), folder
     rows = range(len(PROMPTS))
     starts = [
         RowStart(row, prompt, len(prompt), blocks=[4 * row + block for block in range(4)])

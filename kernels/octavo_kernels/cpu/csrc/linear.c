@@ -80,6 +80,44 @@ EXPORT void octavo_pack_linear(const octavo_packing *call) {
     run_parallel(pack_some, &queue, call->num_threads);
 }
 
+/* Rows of a weight as they were before it was packed. */
+typedef struct {
+    const void *weight;     /* [panels, num_words, PAIR] words */
+    const int64_t *indices; /* [num_rows], each below num_out */
+    void *out;              /* [num_rows, num_in] */
+    int64_t num_rows, num_in;
+    int32_t is_bf16, num_threads;
+} octavo_unpacking;
+
+typedef struct {
+    const octavo_unpacking *call;
+    int64_t next;
+} unpacking_queue;
+
+static void unpack_some(void *argument) {
+    unpacking_queue *queue = argument;
+    const octavo_unpacking *call = queue->call;
+    const int64_t num_words = words_of(call->is_bf16, call->num_in);
+    int64_t row;
+    while ((row = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED)) < call->num_rows) {
+        const int64_t index = call->indices[row];
+        const uint32_t *from =
+            (const uint32_t *)call->weight + index / PAIR * PAIR * num_words + index % PAIR;
+        word_anywhere *to = (word_anywhere *)call->out + row * num_words;
+        for (int64_t word = 0; word < num_words; word++)
+            to[word] = from[word * PAIR];
+    }
+}
+
+enum { LEAST_PARALLEL_ROWS = 4 };
+
+EXPORT void octavo_unpack_rows(const octavo_unpacking *call) {
+    unpacking_queue queue = {call, 0};
+    run_parallel(
+        unpack_some, &queue, threads_for(call->num_rows, LEAST_PARALLEL_ROWS, call->num_threads)
+    );
+}
+
 /* sum + the products of each lane's inputs with those of `factor`. */
 INLINE vf add_products(int is_bf16, vf sum, vf weight, vf factor) {
     if (!is_bf16)
