@@ -26,6 +26,8 @@ class CompiledStep:
         self.pool = pool
         self._num_decodes = batch.num_decodes
         self._writes = WritePlan(torch.from_numpy(batch.slots), pool.keys[0])
+        self.kept = torch.from_numpy(np.unique(batch.kept_tokens))
+        """[num_kept] int64, places of the tokens whose logits are wanted, each once."""
         self._tables = torch.from_numpy(np.ascontiguousarray(batch.block_tables))
         self._lengths = torch.from_numpy(batch.context_lens)
         self._starts = torch.from_numpy(batch.chunk_starts - batch.num_decodes)

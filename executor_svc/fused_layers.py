@@ -122,7 +122,8 @@ class FusedStack(nn.Module):
             decoder = self._decoder_over(octavo_step.pool)
             if decoder is not None:
                 plans = functools.partial(octavo_step.plans, self.layers[0].num_heads)
-                decoder.run(hidden_states[0], position_embeddings, octavo_step.slots, plans)
+                slots, kept = octavo_step.slots, octavo_step.kept
+                decoder.run(hidden_states[0], position_embeddings, slots, kept, plans)
                 return hidden_states
         for layer in self.layers:
             layer.run(hidden_states, position_embeddings, octavo_step)

@@ -65,8 +65,10 @@ class _Layers(Structure):
     """`octavo_layers` of csrc/decoder.c."""
 
     _fields_ = (
-        *[(name, c_void_p) for name in ("layers", "windows", "slots", "x", "table", "scratch")],
-        *[(name, c_int64) for name in ("num_layers", "num_tokens", "num_decodes")],
+        *[(name, c_void_p) for name in ("layers", "windows", "slots", "kept")],
+        *[(name, c_void_p) for name in ("x", "table", "scratch")],
+        *[(name, c_int64) for name in ("num_layers", "num_tokens")],
+        *[(name, c_int64) for name in ("num_decodes", "num_kept")],
         *[(name, c_int64) for name in ("width", "num_heads", "num_kv_heads", "head_dim")],
         *[(name, c_int64) for name in ("mlp_width", "block_size")],
         *[(name, c_int64) for name in ("key_block_stride", "value_block_stride")],
@@ -146,7 +148,12 @@ class Decoder:
         self._scratch = torch.empty(0, dtype=dtype)
 
     def run(
-        self, x: Tensor, table: Tensor, slots: Tensor, plans: Callable[[int | None], Plans]
+        self,
+        x: Tensor,
+        table: Tensor,
+        slots: Tensor,
+        kept: Tensor,
+        plans: Callable[[int | None], Plans],
     ) -> None:
         """Put a step's tokens through all layers.
 
@@ -154,6 +161,8 @@ class Decoder:
             x: [num_tokens, width], contiguous; changed in place. Decodes come first.
             table: [num_tokens, head_dim] cosines and sines, contiguous.
             slots: [num_tokens] int64, where their keys and values go.
+            kept: [num_kept] int64, places of the tokens whose x is wanted; the others' is
+                of no use afterwards.
             plans: the attention laid out for a sliding window, over this pool.
 
         Raises:
@@ -163,7 +172,7 @@ class Decoder:
         num_tokens = len(x)
         laid_out = [plans(window) for window in self.windows]
         num_decodes = laid_out[0][0].query_shape[0]
-        self._check_step(x, table, slots, laid_out)
+        self._check_step(x, table, slots, kept, laid_out)
         call = self._call
         needed = num_tokens * int(self._scratch_size(byref(call)))
         if len(self._scratch) < needed:
@@ -178,6 +187,7 @@ class Decoder:
         call.x, call.table = x.data_ptr(), table.data_ptr()
         call.scratch = self._scratch.data_ptr()
         call.num_tokens, call.num_decodes = num_tokens, num_decodes
+        call.kept, call.num_kept = kept.data_ptr(), len(kept)
         call.num_threads = torch.get_num_threads()
         if num_tokens and self._function(byref(call)):
             raise MemoryError("no memory for the scratch of attention")
@@ -199,17 +209,22 @@ class Decoder:
         )
 
     def _check_step(
-        self, x: Tensor, table: Tensor, slots: Tensor, laid_out: Sequence[Plans]
+        self, x: Tensor, table: Tensor, slots: Tensor, kept: Tensor, laid_out: Sequence[Plans]
     ) -> None:
         num_tokens = len(x)
         for name, tensor, shape, dtype in (
             ("x", x, (num_tokens, self.width), self._dtype),
             ("table", table, (num_tokens, self._head_dim), self._dtype),
             ("slots", slots, (num_tokens,), torch.int64),
+            ("kept", kept, (None,), torch.int64),
         ):
             check_shape(name, tensor, shape)
             check_dtype(name, tensor, dtype)
             check_contiguous(name, tensor)
+        if len(kept) > num_tokens or (
+            len(kept) and not 0 <= int(kept.min()) <= int(kept.max()) < num_tokens
+        ):
+            raise ValueError(f"kept are not at most {num_tokens} places in [0, {num_tokens - 1}]")
         cache = self._kept[1][0]
         num_decodes = laid_out[0][0].query_shape[0]
         heads = (self._num_heads, self._head_dim)

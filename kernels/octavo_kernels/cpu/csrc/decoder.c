@@ -4,8 +4,9 @@
  *     delta = attention(q) @ o
  *     delta = (silu(gate) * up) @ down, where [gate | up] = norm(x += delta) @ one weight
  *
- * What a layer adds to x is added on the way through the next norm. The kernels are those of
- * the other files, one after the other; each starts the threads itself. */
+ * What a layer adds to x is added on the way through the next norm. The last layer ends, after
+ * its attention, for the tokens alone whose logits are wanted. The kernels are those of the
+ * other files, one after the other; each starts the threads itself. */
 #include "octavo.h"
 
 typedef struct {
@@ -26,64 +27,74 @@ typedef struct {
     const octavo_layer *layers;
     const octavo_window *windows;
     const int64_t *slots; /* [num_tokens] */
+    const int64_t *kept;  /* [num_kept], places of tokens; x of the others is left unfinished */
     void *x;              /* [num_tokens, width], changed in place */
     const void *table;    /* [num_tokens, head_dim] cosines, sines */
     void *scratch;        /* octavo_layer_scratch elements a token */
-    int64_t num_layers, num_tokens, num_decodes;
+    int64_t num_layers, num_tokens, num_decodes, num_kept;
     int64_t width, num_heads, num_kv_heads, head_dim, mlp_width;
     int64_t block_size, key_block_stride, value_block_stride;
     int32_t is_bf16, num_threads;
 } octavo_layers;
 
-/* Where in `scratch` what is. */
+/* Where what is of some tokens, all or those that are kept. */
 typedef struct {
-    char *normed, *delta, *qkv, *attended, *gate_up, *activated;
-} places;
+    int64_t num_rows;
+    char *x, *normed, *delta, *qkv, *attended, *gate_up, *activated;
+} rows_of;
 
 INLINE int64_t qkv_width(const octavo_layers *step) {
     return (step->num_heads + 2 * step->num_kv_heads) * step->head_dim;
 }
 
-EXPORT int64_t octavo_layer_scratch(const octavo_layers *step) {
-    return 2 * step->width + qkv_width(step) + step->num_heads * step->head_dim
-        + 3 * step->mlp_width;
-}
+INLINE int64_t heads_width(const octavo_layers *step) { return step->num_heads * step->head_dim; }
 
 INLINE int64_t element_bytes(const octavo_layers *step) { return step->is_bf16 ? 2 : 4; }
 
-static places divide(const octavo_layers *step) {
+EXPORT int64_t octavo_layer_scratch(const octavo_layers *step) {
+    return 3 * step->width + qkv_width(step) + 2 * heads_width(step) + 3 * step->mlp_width;
+}
+
+/* `kept` has places of its own for x and attention, and shares the others. */
+static rows_of divide(const octavo_layers *step, rows_of *kept) {
     const int64_t column = step->num_tokens * element_bytes(step);
-    places at;
-    at.normed = step->scratch;
-    at.delta = at.normed + step->width * column;
-    at.qkv = at.delta + step->width * column;
-    at.attended = at.qkv + qkv_width(step) * column;
-    at.gate_up = at.attended + step->num_heads * step->head_dim * column;
-    at.activated = at.gate_up + 2 * step->mlp_width * column;
-    return at;
+    rows_of all = {.num_rows = step->num_tokens, .x = step->x};
+    all.normed = step->scratch;
+    all.delta = all.normed + step->width * column;
+    all.qkv = all.delta + step->width * column;
+    all.attended = all.qkv + qkv_width(step) * column;
+    all.gate_up = all.attended + heads_width(step) * column;
+    all.activated = all.gate_up + 2 * step->mlp_width * column;
+    *kept = all;
+    kept->num_rows = step->num_kept;
+    kept->x = all.activated + step->mlp_width * column;
+    kept->attended = kept->x + step->width * column;
+    return all;
 }
 
 static void norm(
-    const octavo_layers *step, const places *at, const void *weight, float epsilon, int adds
+    const octavo_layers *step, const rows_of *of, const void *weight, float epsilon, int adds
 ) {
     const octavo_rows rows = {
-        .x = step->x, .y = adds ? at->delta : NULL, .weight = weight, .out = at->normed,
+        .x = of->x, .y = adds ? of->delta : NULL, .weight = weight, .out = of->normed,
         .x_stride = step->width, .y_stride = step->width, .out_stride = step->width,
-        .num_rows = step->num_tokens, .width = step->width, .epsilon = epsilon,
+        .num_rows = of->num_rows, .width = step->width, .epsilon = epsilon,
         .is_bf16 = step->is_bf16, .num_threads = step->num_threads,
     };
     octavo_rms_norm(&rows);
 }
 
-static void multiply(const octavo_layers *step, octavo_linear call, const void *x, void *out) {
+static void multiply(
+    const octavo_layers *step, octavo_linear call, int64_t num_rows, const void *x, void *out
+) {
     call.x = x, call.out = out, call.x_stride = call.num_in;
-    call.num_rows = step->num_tokens, call.num_threads = step->num_threads;
+    call.num_rows = num_rows, call.num_threads = step->num_threads;
     octavo_multiply(&call);
 }
 
-static void rotate(const octavo_layers *step, const places *at) {
+static void rotate(const octavo_layers *step, const rows_of *of) {
     const octavo_rows rows = {
-        .x = at->qkv, .y = step->table,
+        .x = of->qkv, .y = step->table,
         .x_stride = qkv_width(step), .y_stride = step->head_dim,
         .num_rows = step->num_tokens, .width = step->head_dim,
         .num_heads = step->num_heads + step->num_kv_heads,
@@ -92,24 +103,24 @@ static void rotate(const octavo_layers *step, const places *at) {
     octavo_rotate(&rows);
 }
 
-static void activate(const octavo_layers *step, const places *at) {
+static void activate(const octavo_layers *step, const rows_of *of) {
     const octavo_rows rows = {
-        .x = at->gate_up, .y = at->gate_up + step->mlp_width * element_bytes(step),
-        .out = at->activated, .x_stride = 2 * step->mlp_width, .y_stride = 2 * step->mlp_width,
-        .out_stride = step->mlp_width, .num_rows = step->num_tokens, .width = step->mlp_width,
+        .x = of->gate_up, .y = of->gate_up + step->mlp_width * element_bytes(step),
+        .out = of->activated, .x_stride = 2 * step->mlp_width, .y_stride = 2 * step->mlp_width,
+        .out_stride = step->mlp_width, .num_rows = of->num_rows, .width = step->mlp_width,
         .is_bf16 = step->is_bf16, .num_threads = step->num_threads,
     };
     octavo_silu_mul(&rows);
 }
 
-static void write(const octavo_layers *step, const octavo_layer *layer, const places *at) {
+static void write(const octavo_layers *step, const octavo_layer *layer, const rows_of *of) {
     const int64_t head = step->head_dim * element_bytes(step);
     const octavo_write keys = {
-        at->qkv + step->num_heads * head, layer->keys, qkv_width(step), step->head_dim,
+        of->qkv + step->num_heads * head, layer->keys, qkv_width(step), step->head_dim,
         step->key_block_stride,
     };
     octavo_write values = keys;
-    values.source = at->qkv + (step->num_heads + step->num_kv_heads) * head;
+    values.source = of->qkv + (step->num_heads + step->num_kv_heads) * head;
     values.cache = layer->values, values.block_stride = step->value_block_stride;
     octavo_reshape_and_cache(
         &keys, &values, step->slots, step->num_tokens, step->block_size, step->num_kv_heads,
@@ -119,13 +130,13 @@ static void write(const octavo_layers *step, const octavo_layer *layer, const pl
 
 /* The tokens from `first` on that `laid_out` is about. */
 static octavo_attention attention(
-    const octavo_layers *step, const octavo_layer *layer, const places *at,
+    const octavo_layers *step, const octavo_layer *layer, const rows_of *of,
     const octavo_attention *laid_out, int64_t first
 ) {
-    const int64_t width = step->num_heads * step->head_dim, size = element_bytes(step);
+    const int64_t width = heads_width(step), size = element_bytes(step);
     octavo_attention call = *laid_out;
-    call.query = at->qkv + first * qkv_width(step) * size;
-    call.out = at->attended + first * width * size;
+    call.query = of->qkv + first * qkv_width(step) * size;
+    call.out = of->attended + first * width * size;
     call.keys = layer->keys, call.values = layer->values;
     call.query_token_stride = qkv_width(step), call.out_token_stride = width;
     call.query_head_stride = call.out_head_stride = step->head_dim;
@@ -135,44 +146,67 @@ static octavo_attention attention(
     return call;
 }
 
-static int attend(const octavo_layers *step, const octavo_layer *layer, const places *at) {
+static int attend(const octavo_layers *step, const octavo_layer *layer, const rows_of *of) {
     const octavo_window *window = step->windows + layer->window;
     int status = OK;
     if (step->num_decodes) {
-        const octavo_attention call = attention(step, layer, at, window->decode, 0);
+        const octavo_attention call = attention(step, layer, of, window->decode, 0);
         status = octavo_decode(&call);
     }
     if (status == OK && step->num_decodes < step->num_tokens) {
         const octavo_attention call =
-            attention(step, layer, at, window->prefill, step->num_decodes);
+            attention(step, layer, of, window->prefill, step->num_decodes);
         status = octavo_prefill(&call);
     }
     return status;
 }
 
-/* Returns OK or NO_MEMORY. */
-EXPORT int octavo_run_layers(const octavo_layers *step) {
-    const places at = divide(step);
-    for (int64_t i = 0; i < step->num_layers; i++) {
-        const octavo_layer *layer = step->layers + i;
-        norm(step, &at, layer->attention_norm, layer->attention_epsilon, i > 0);
-        multiply(step, layer->qkv, at.normed, at.qkv);
-        rotate(step, &at);
-        write(step, layer, &at);
-        const int status = attend(step, layer, &at);
-        if (status != OK)
-            return status;
-        multiply(step, layer->output, at.attended, at.delta);
-        norm(step, &at, layer->mlp_norm, layer->mlp_epsilon, 1);
-        multiply(step, layer->gate_up, at.normed, at.gate_up);
-        activate(step, &at);
-        multiply(step, layer->down, at.activated, at.delta);
+/* What follows attention. */
+static void finish(const octavo_layers *step, const octavo_layer *layer, const rows_of *of) {
+    multiply(step, layer->output, of->num_rows, of->attended, of->delta);
+    norm(step, of, layer->mlp_norm, layer->mlp_epsilon, 1);
+    multiply(step, layer->gate_up, of->num_rows, of->normed, of->gate_up);
+    activate(step, of);
+    multiply(step, layer->down, of->num_rows, of->activated, of->delta);
+}
+
+static void finish_kept(
+    const octavo_layers *step, const octavo_layer *layer, const rows_of *all, const rows_of *kept
+) {
+    const size_t width = (size_t)(step->width * element_bytes(step));
+    const size_t heads = (size_t)(heads_width(step) * element_bytes(step));
+    for (int64_t i = 0; i < step->num_kept; i++) {
+        memcpy(kept->x + i * width, all->x + step->kept[i] * width, width);
+        memcpy(kept->attended + i * heads, all->attended + step->kept[i] * heads, heads);
     }
-    const octavo_rows last = {
-        .x = step->x, .y = at.delta, .x_stride = step->width, .y_stride = step->width,
-        .num_rows = step->num_tokens, .width = step->width, .is_bf16 = step->is_bf16,
+    finish(step, layer, kept);
+    const octavo_rows sum = {
+        .x = kept->x, .y = kept->delta, .x_stride = step->width, .y_stride = step->width,
+        .num_rows = step->num_kept, .width = step->width, .is_bf16 = step->is_bf16,
         .num_threads = step->num_threads,
     };
-    octavo_add(&last);
+    octavo_add(&sum);
+    for (int64_t i = 0; i < step->num_kept; i++)
+        memcpy(all->x + step->kept[i] * width, kept->x + i * width, width);
+}
+
+/* Returns OK or NO_MEMORY. */
+EXPORT int octavo_run_layers(const octavo_layers *step) {
+    rows_of kept;
+    const rows_of all = divide(step, &kept);
+    for (int64_t i = 0; i < step->num_layers; i++) {
+        const octavo_layer *layer = step->layers + i;
+        norm(step, &all, layer->attention_norm, layer->attention_epsilon, i > 0);
+        multiply(step, layer->qkv, all.num_rows, all.normed, all.qkv);
+        rotate(step, &all);
+        write(step, layer, &all);
+        const int status = attend(step, layer, &all);
+        if (status != OK)
+            return status;
+        if (i + 1 < step->num_layers)
+            finish(step, layer, &all);
+        else
+            finish_kept(step, layer, &all, &kept);
+    }
     return OK;
 }
