@@ -53,7 +53,7 @@ _DEFAULTS_IN_WORDS = {
     "metrics_listen": "metrics are not served",
     "num_blocks": "0, as many as memory allows",
     "num_host_blocks": "as many as fit --host-cache-gib",
-    "max_num_batched_tokens": "0, 256 on a CPU and 2048 on a GPU",
+    "max_num_batched_tokens": "0, 2048 on a GPU, 256 on a CPU or 384 in bf16 if it multiplies that",
     "max_model_len": "0, the model's own",
     "num_threads": "0, one per CPU of this process",
 }

@@ -25,7 +25,7 @@ from executor_svc.fused_layers import fuse
 from executor_svc.huge_pages import populate, return_freed_memory, use_huge_pages
 from executor_svc.kv_check import KvCheck
 from executor_svc.logs import get_logger
-from executor_svc.model_loader import LoadedModel, load_model
+from executor_svc.model_loader import LoadedModel, load_model, tokens_of_a_step
 from executor_svc.model_runner import ModelRunner
 from executor_svc.plan import (
     Description,
@@ -47,9 +47,6 @@ from executor_svc.transfer import Mark
 _log = get_logger(__name__)
 
 _OF_ONE_RANK = {StepErrorKind.OUT_OF_MEMORY, StepErrorKind.INTERNAL}
-_TOKENS_OF_A_STEP = {"cpu": 256, "cuda": 2048}
-"""Prompt tokens of a step hold up the streams beside them. Larger steps compute no faster:
-256 tokens keep a CPU's products busy, some thousand a GPU's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +142,8 @@ class Executor:
         on_cpu = loaded.device.type == "cpu"
         if config.fuse_layers and on_cpu:
             fuse(loaded.model)
-        max_num_batched_tokens = (
-            config.max_num_batched_tokens or _TOKENS_OF_A_STEP[loaded.device.type]
+        max_num_batched_tokens = config.max_num_batched_tokens or tokens_of_a_step(
+            loaded.device, loaded.dtype
         )
         largest_step = min(max_num_batched_tokens, loaded.max_model_len)
         shape, size = size_pool(config, loaded, largest_step, ranks)

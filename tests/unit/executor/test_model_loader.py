@@ -13,7 +13,7 @@ from transformers import BloomConfig, LlamaConfig, MambaConfig, PreTrainedConfig
 
 from executor_svc.errors import StartupError, UnsupportedModel
 from executor_svc.executor import Executor
-from executor_svc.model_loader import choose_dtype, load_model
+from executor_svc.model_loader import choose_dtype, load_model, tokens_of_a_step
 
 SMALL = {
     "vocab_size": 97,
@@ -118,6 +118,9 @@ def test_auto_dtype_follows_the_hardware(monkeypatch: pytest.MonkeyPatch) -> Non
     ]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda feature=feature: {feature: True})
         assert choose_dtype("auto", cpu) is expected
+        tokens = 384 if expected is torch.bfloat16 else 256
+        assert tokens_of_a_step(cpu, torch.bfloat16) == tokens
+        assert tokens_of_a_step(cpu, torch.float32) == 256
     assert choose_dtype("auto", torch.device("cuda")) is torch.bfloat16
     assert choose_dtype("float16", cpu) is torch.float16
 

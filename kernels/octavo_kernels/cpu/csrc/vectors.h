@@ -47,18 +47,38 @@ INLINE vf choose(vi mask, vf yes, vf no) { return (vf)((mask & (vi)yes) | (~mask
 
 INLINE vf larger(vf a, vf b) { return choose(a > b, a, b); }
 
+/* Lane i of the result is lane i ^ n of the vector. */
+#ifdef __clang__
+#define LANES_OF(vector, ...) __builtin_shufflevector(vector, vector, __VA_ARGS__)
+#else
+#define LANES_OF(vector, ...) __builtin_shuffle(vector, (vi){__VA_ARGS__})
+#endif
+#define EIGHT(from, n)                                                                        \
+    (from) ^ (n), ((from) + 1) ^ (n), ((from) + 2) ^ (n), ((from) + 3) ^ (n),                 \
+        ((from) + 4) ^ (n), ((from) + 5) ^ (n), ((from) + 6) ^ (n), ((from) + 7) ^ (n)
+#if LANES == 16
+#define SWAPPED(vector, n) LANES_OF(vector, EIGHT(0, n), EIGHT(8, n))
+#else
+#define SWAPPED(vector, n) LANES_OF(vector, EIGHT(0, n))
+#endif
+
 INLINE float largest(vf vector) {
-    float result = vector[0];
-    for (int i = 1; i < LANES; i++)
-        result = vector[i] > result ? vector[i] : result;
-    return result;
+#if LANES == 16
+    vector = larger(vector, SWAPPED(vector, 8));
+#endif
+    vector = larger(vector, SWAPPED(vector, 4));
+    vector = larger(vector, SWAPPED(vector, 2));
+    return larger(vector, SWAPPED(vector, 1))[0];
 }
 
+/* Always in the same order. */
 INLINE float sum(vf vector) {
-    float result = 0;
-    for (int i = 0; i < LANES; i++)
-        result += vector[i];
-    return result;
+#if LANES == 16
+    vector += SWAPPED(vector, 8);
+#endif
+    vector += SWAPPED(vector, 4);
+    vector += SWAPPED(vector, 2);
+    return (vector + SWAPPED(vector, 1))[0];
 }
 
 typedef struct {
