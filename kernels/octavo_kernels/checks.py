@@ -55,9 +55,13 @@ def check_device(name: str, tensor: Tensor, device: torch.device) -> None:
 def check_contiguous(name: str, tensor: Tensor, from_dim: int = 0) -> None:
     """Require dimensions `from_dim` and up to lie in memory without gaps, in order.
 
+    A tensor without elements does, whatever its strides.
+
     Raises:
         ValueError: if they do not.
     """
+    if not tensor.numel():
+        return
     expected = 1
     for dim in range(tensor.dim() - 1, from_dim - 1, -1):
         if tensor.shape[dim] != 1 and tensor.stride(dim) != expected:

@@ -59,7 +59,7 @@ async def test_four_choices_of_a_prompt_share_its_blocks(url: str, client: Async
     async with watching(url) as frames:
         asking = asyncio.create_task(
             client.generate(
-                PROMPT, n=NUM_CHOICES, max_tokens=40, temperature=1.0, seed=5, ignore_eos=True,
+                PROMPT, n=NUM_CHOICES, max_tokens=200, temperature=1.0, seed=5, ignore_eos=True,
                 request_id="console-4",
             )
         )  # fmt: skip

@@ -82,9 +82,10 @@ PLANS = [
             RowStart(0, PROMPTS[0], len(PROMPTS[0]), [3]),
             RowStart(1, PROMPTS[1], len(PROMPTS[1]), [9, 0, 4, 11, 5]),
         ],
-        chunk_rows=[0, 1],
-        chunk_counts=[5, 20],
+        chunk_rows=[1],
+        chunk_counts=[3],  # a step of which no logits are wanted
     ),
+    Plan(chunk_rows=[0, 1], chunk_counts=[5, 17]),
     Plan(decode_enter_rows=[0], chunk_rows=[1], chunk_counts=[17]),
     Plan(decode_enter_rows=[1]),
 ]
@@ -171,7 +172,7 @@ def test_bfloat16_is_as_near_to_float32_as_transformers(config: PreTrainedConfig
     fused = make_model(config, torch.bfloat16)
     assert fuse(fused)
     for got, other, wanted in zip(run(fused), plain, exact, strict=True):
-        error, accepted = ((each.float() - wanted).abs().mean() for each in (got, other))
+        error, accepted = ((each.float() - wanted).abs().sum() for each in (got, other))
         assert error <= 1.5 * accepted
 
 

@@ -75,7 +75,7 @@ async def test_a_model_without_template_refuses_chat(byte_level_tokenizer: Token
 async def test_the_queue_is_bounded(byte_level_tokenizer: Tokenizer) -> None:
     """More texts than may wait are refused at once, and there is room again later."""
     codec = TextCodec(byte_level_tokenizer, num_threads=1, max_pending=2)
-    waiting = [asyncio.create_task(codec.encode("hello world " * 2000)) for _ in range(2)]
+    waiting = [asyncio.create_task(codec.encode("hello world " * 50_000)) for _ in range(2)]
     await asyncio.sleep(0)
     with pytest.raises(QueueFull) as caught:
         await codec.encode("hello")
