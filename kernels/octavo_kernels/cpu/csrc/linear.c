@@ -12,10 +12,6 @@
  * has it, shifts and two multiplications do elsewhere. */
 #include "vectors.h"
 
-#ifdef __AVX512BF16__
-#include <immintrin.h>
-#endif
-
 #if LANES == 16
 enum { ROWS = 12 }; /* 24 of 32 registers */
 #else
@@ -118,35 +114,6 @@ EXPORT void octavo_unpack_rows(const octavo_unpacking *call) {
     );
 }
 
-/* sum + the products of each lane's inputs with those of `factor`. */
-INLINE vf add_products(int is_bf16, vf sum, vf weight, vf factor) {
-    if (!is_bf16)
-        return sum + weight * factor;
-#ifdef __AVX512BF16__
-    return _mm512_dpbf16_ps(sum, (__m512bh)weight, (__m512bh)factor);
-#else
-    sum += (vf)((vu)weight << 16) * (vf)((vu)factor << 16);
-    return sum + (vf)((vu)weight & 0xffff0000u) * (vf)((vu)factor & 0xffff0000u);
-#endif
-}
-
-/* PAIR neighbouring outputs. */
-INLINE void store_outputs(int is_bf16, void *to, vf a, vf b) {
-    if (!is_bf16) {
-        store(to, a);
-        store((float *)to + LANES, b);
-        return;
-    }
-#ifdef __AVX512BF16__
-    __m512bh rounded = _mm512_cvtne2ps_pbh(b, a);
-    memcpy(to, &rounded, sizeof rounded);
-#else
-    vu words[2] = {round_bf16(a) >> 16, round_bf16(b) >> 16};
-    for (int i = 0; i < PAIR; i++)
-        ((uint16_t *)to)[i] = (uint16_t)words[i / LANES][i % LANES];
-#endif
-}
-
 /* One panel by `num_rows` rows from `first` on, all outputs of which go to `out`. */
 INLINE void tile(int is_bf16, const octavo_linear *call, int num_rows, int64_t first,
                  int64_t panel, char *out, int64_t out_stride, const char *coming,
@@ -176,7 +143,12 @@ INLINE void tile(int is_bf16, const octavo_linear *call, int num_rows, int64_t f
     }
 #pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++)
-        store_outputs(is_bf16, out + row * out_stride * size, sums[row].a, sums[row].b);
+        if (is_bf16) {
+            store_bf16(out + row * out_stride * size, sums[row].a, sums[row].b);
+        } else {
+            store(out + row * out_stride * size, sums[row].a);
+            store(out + row * out_stride * size + sizeof(vf), sums[row].b);
+        }
 }
 
 /* A tile of a dtype and a number of rows that are known when this is compiled. */

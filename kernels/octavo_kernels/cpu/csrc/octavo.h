@@ -15,7 +15,7 @@
 /* Rows of fp32 scratch are this far apart at least: room for a vector pair of any width. */
 #define PADDED(head_dim) (((head_dim) + 31) / 32 * 32)
 
-enum { OK = 0, NO_MEMORY = 1 };
+enum { OK = 0, NO_MEMORY = 1, MAX_HEAD_DIM = 256 };
 
 /* One layer's attention, decode or prefill. Tensors as in reference.py; the last
  * dimension of query and out, and the last three of a cache, are contiguous. */

@@ -1,29 +1,34 @@
 /* Chunked prefill: causal attention of a chunk's queries to its prefix and itself.
  *
- * An item is a tile of queries and one KV head. Its rows are the queries of all heads
- * of the group, packed as fp32. For each tile of 64 keys, K (transposed) and V are
- * packed once, then six rows at a time go through score, softmax and sum while those
- * stay in the cache. Key tiles begin at multiples of 64, so how a prompt was cut into
- * chunks does not change a result. Positions outside the context, the window included,
- * are never read: their K and V are zeros.
+ * An item is a tile of queries and one KV head. Its rows are the queries of all heads of the
+ * group. A word is 32 bits: one element in fp32, two neighbouring ones in bf16; products are
+ * of words, their sums fp32. For each tile of 64 keys, K (transposed, word by word) and V (in
+ * bf16 two keys to a word) are packed once, then six rows at a time go through score, softmax
+ * and sum while those stay in the cache; softmax is fp32, its weights are rounded to bf16
+ * where V is bf16. Key tiles begin at multiples of 64, so how a prompt was cut into chunks
+ * does not change a result. Positions outside the context, the window included, are never
+ * read: their K and V are zeros.
  * Source: FlashAttention-2 (Dao, 2023). */
 #include "vectors.h"
 
 enum { KEYS = 64, ROWS = 6 };
 
 typedef struct {
-    float *query;  /* [rows, padded] */
+    float *query;  /* [rows, padded] room for as many words */
     float *sums;   /* [rows, padded] */
-    float *keys;   /* [padded, KEYS] */
-    float *values; /* [KEYS, padded] */
-    float *scores; /* [ROWS, KEYS] */
+    float *keys;   /* [words of a head, KEYS] words */
+    float *values; /* [KEYS, padded] room; keys, or pairs of keys, by elements */
+    float *scores; /* [ROWS, KEYS], then their weights, in words */
     float *maxima, *weights; /* [rows] */
 } scratch;
 
-/* c[ROWS, columns] = a[ROWS, depth] b[depth, columns], or added to c. */
-static void multiply(
-    int depth, int columns, const float *restrict a, int a_stride, const float *restrict b,
-    int b_stride, float *restrict c, int c_stride, int add
+/* Elements of a word. */
+INLINE int per_word(int is_bf16) { return is_bf16 ? 2 : 1; }
+
+/* c[ROWS, columns] = factor * a[ROWS, depth] b[depth, columns], or c plus the product. */
+INLINE void multiply_words(
+    int is_bf16, int depth, int columns, const float *restrict a, int a_stride,
+    const float *restrict b, int b_stride, float *restrict c, int c_stride, int add, float factor
 ) {
     for (int column = 0; column < columns; column += 2 * LANES) {
         vf left[ROWS], right[ROWS];
@@ -37,33 +42,27 @@ static void multiply(
             const vf b_right = load(b + i * b_stride + column + LANES);
 #pragma GCC unroll 6
             for (int row = 0; row < ROWS; row++) {
-                left[row] += a[row * a_stride + i] * b_left;
-                right[row] += a[row * a_stride + i] * b_right;
+                const vf word = splat(a[row * a_stride + i]);
+                left[row] = add_products(is_bf16, left[row], b_left, word);
+                right[row] = add_products(is_bf16, right[row], b_right, word);
             }
         }
 #pragma GCC unroll 6
         for (int row = 0; row < ROWS; row++) {
-            store(c + row * c_stride + column, left[row]);
-            store(c + row * c_stride + column + LANES, right[row]);
+            store(c + row * c_stride + column, add ? left[row] : left[row] * factor);
+            store(c + row * c_stride + column + LANES, add ? right[row] : right[row] * factor);
         }
     }
 }
 
-INLINE float bf16_to_float(uint16_t bits) {
-    const uint32_t word = (uint32_t)bits << 16;
-    float value;
-    memcpy(&value, &word, sizeof value);
-    return value;
-}
-
-static void widen(float *restrict to, const void *restrict from, int is_bf16, int count) {
-    if (!is_bf16) {
-        memcpy(to, from, sizeof(float) * (size_t)count);
-        return;
-    }
-    const uint16_t *bits = from;
-    for (int i = 0; i < count; i++)
-        to[i] = bf16_to_float(bits[i]);
+static void multiply(
+    int is_bf16, int depth, int columns, const float *a, int a_stride, const float *b,
+    int b_stride, float *c, int c_stride, int add, float factor
+) {
+    if (is_bf16)
+        multiply_words(1, depth, columns, a, a_stride, b, b_stride, c, c_stride, add, factor);
+    else
+        multiply_words(0, depth, columns, a, a_stride, b, b_stride, c, c_stride, add, factor);
 }
 
 /* to[8 columns, 8 rows] from [8 rows, 8 columns]. */
@@ -88,6 +87,25 @@ static void transpose_8(float *to, int to_stride, const float *from, int from_st
     }
 }
 
+/* Elements of two rows, side by side in words. */
+static void pair_up(
+    uint32_t *restrict to, const uint16_t *restrict low, const uint16_t *restrict high, int count
+) {
+    for (int i = 0; i < count; i++)
+        to[i] = (uint32_t)low[i] | (uint32_t)high[i] << 16;
+}
+
+/* Where one position's K or V stands. */
+INLINE const char *row_at(
+    const octavo_attention *call, const void *cache, int64_t block_stride, const int32_t *table,
+    int position, int kv_head
+) {
+    const int64_t row =
+        (int64_t)(position % call->block_size) * call->num_kv_heads + kv_head;
+    const int64_t place = table[position / call->block_size] * block_stride + row * call->head_dim;
+    return (const char *)cache + place * (int64_t)element_size(call->is_bf16);
+}
+
 /* Pack the K and V of positions [begin, end), which lie in the tile that begins at
  * `origin`; the rest of the tile is zeros. Uses `values` for K before V goes there. */
 static void pack_tile(
@@ -95,30 +113,39 @@ static void pack_tile(
     const scratch *to
 ) {
     const int32_t *table = call->tables + sequence * call->table_stride;
-    const int head_dim = call->head_dim, padded = PADDED(head_dim), size = call->block_size;
-    const size_t bytes = element_size(call->is_bf16);
-    for (int pass = 0; pass < 2; pass++) {
-        const char *cache = pass ? call->values : call->keys;
-        const int64_t stride = pass ? call->value_block_stride : call->key_block_stride;
-        memset(to->values, 0, sizeof(float) * (size_t)(begin - origin) * padded);
-        memset(
-            to->values + (end - origin) * padded, 0,
-            sizeof(float) * (size_t)(origin + KEYS - end) * padded
-        );
-        for (int position = begin; position < end; position++) {
-            const int64_t row = (int64_t)(position % size) * call->num_kv_heads + kv_head;
-            const int64_t place = table[position / size] * stride + row * head_dim;
-            float *at = to->values + (position - origin) * padded;
-            widen(at, cache + place * (int64_t)bytes, call->is_bf16, head_dim);
-            memset(at + head_dim, 0, sizeof(float) * (size_t)(padded - head_dim));
+    const int head_dim = call->head_dim, padded = PADDED(head_dim), per = per_word(call->is_bf16);
+    const size_t row_bytes = (size_t)head_dim * element_size(call->is_bf16);
+    for (int key = 0; key < KEYS; key++) {
+        const int position = origin + key;
+        float *at = to->values + key * padded;
+        if (position < begin || position >= end)
+            memset(at, 0, row_bytes);
+        else
+            memcpy(
+                at, row_at(call, call->keys, call->key_block_stride, table, position, kv_head),
+                row_bytes
+            );
+    }
+    for (int word = 0; word < head_dim / per; word += 8)
+        for (int key = 0; key < KEYS; key += 8)
+            transpose_8(
+                to->keys + word * KEYS + key, KEYS, to->values + key * padded + word, padded
+            );
+    static const uint16_t nothing[2 * PADDED(MAX_HEAD_DIM)];
+    for (int key = 0; key < KEYS; key += per) {
+        float *at = to->values + key / per * padded;
+        const char *rows[2];
+        for (int i = 0; i < per; i++) {
+            const int position = origin + key + i;
+            rows[i] = position < begin || position >= end
+                ? (const char *)nothing
+                : row_at(call, call->values, call->value_block_stride, table, position, kv_head);
         }
-        if (pass == 0)
-            for (int element = 0; element < head_dim; element += 8)
-                for (int key = 0; key < KEYS; key += 8)
-                    transpose_8(
-                        to->keys + element * KEYS + key, KEYS,
-                        to->values + key * padded + element, padded
-                    );
+        if (call->is_bf16)
+            pair_up((uint32_t *)at, (const uint16_t *)rows[0], (const uint16_t *)rows[1], head_dim);
+        else
+            memcpy(at, rows[0], row_bytes);
+        memset(at + head_dim, 0, sizeof(float) * (size_t)(padded - head_dim));
     }
 }
 
@@ -158,6 +185,12 @@ static void weigh_row(
     *weight += sum(total);
 }
 
+/* To bf16, in place: two to a word. */
+INLINE void round_row(float *weights) {
+    for (int i = 0; i < KEYS; i += PAIR)
+        store_bf16((uint16_t *)weights + i, load(weights + i), load(weights + i + LANES));
+}
+
 INLINE int clamp(int value, int least, int most) {
     return value < least ? least : value > most ? most : value;
 }
@@ -176,9 +209,11 @@ static void attend_panel(
     if (columns == 0 || first - window + 1 >= origin + KEYS)
         return;
     float *sums = with->sums + (size_t)row * padded;
+    const int is_bf16 = call->is_bf16, per = per_word(is_bf16);
     multiply(
-        head_dim, (columns + 2 * LANES - 1) / (2 * LANES) * (2 * LANES),
-        with->query + (size_t)row * padded, padded, with->keys, KEYS, with->scores, KEYS, 0
+        is_bf16, head_dim / per, (columns + 2 * LANES - 1) / (2 * LANES) * (2 * LANES),
+        with->query + (size_t)row * padded, padded, with->keys, KEYS, with->scores, KEYS, 0,
+        query_factor(call)
     );
     for (int i = 0; i < ROWS; i++) {
         const int position = first_position + (row + i) / group;
@@ -187,26 +222,27 @@ static void attend_panel(
             clamp((position + 1 < end ? position + 1 : end) - origin, 0, KEYS),
             with->maxima + row + i, with->weights + row + i, sums + i * padded
         );
+        if (is_bf16)
+            round_row(with->scores + i * KEYS);
     }
     multiply(
-        columns, (head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES), with->scores, KEYS,
-        with->values, padded, sums, padded, 1
+        is_bf16, (columns + per - 1) / per, (head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES),
+        with->scores, KEYS, with->values, padded, sums, padded, 1, 1
     );
 }
 
 static void pack_queries(
     const octavo_attention *call, int token, int head, int group, int num_rows, const scratch *to
 ) {
-    const int head_dim = call->head_dim, padded = PADDED(head_dim);
-    const size_t bytes = element_size(call->is_bf16);
-    const float factor = query_factor(call);
+    const int padded = PADDED(call->head_dim);
+    const size_t size = element_size(call->is_bf16);
     for (int row = 0; row < num_rows; row++) {
-        float *at = to->query + (size_t)row * padded;
         const int64_t place = (token + row / group) * call->query_token_stride
             + (head + row % group) * call->query_head_stride;
-        widen(at, (const char *)call->query + place * (int64_t)bytes, call->is_bf16, head_dim);
-        for (int i = 0; i < head_dim; i++)
-            at[i] *= factor;
+        memcpy(
+            to->query + (size_t)row * padded, (const char *)call->query + place * (int64_t)size,
+            (size_t)call->head_dim * size
+        );
     }
     const int all = (num_rows + ROWS - 1) / ROWS * ROWS;
     memset(
@@ -235,10 +271,10 @@ static void write_rows(
             continue;
         }
         uint16_t *to = (uint16_t *)call->out + place;
-        for (int i = 0; i < head_dim; i += LANES) {
-            const vu bits = round_bf16(load(sums + i) * factor) >> 16;
-            for (int lane = 0; lane < LANES; lane++)
-                to[i + lane] = (uint16_t)bits[lane];
+        uint16_t rounded[PAIR];
+        for (int i = 0; i < head_dim; i += PAIR) { /* of which the last may be half a pair */
+            store_bf16(rounded, load(sums + i) * factor, load(sums + i + LANES) * factor);
+            memcpy(to + i, rounded, 2 * (size_t)(head_dim - i < PAIR ? head_dim - i : PAIR));
         }
     }
 }

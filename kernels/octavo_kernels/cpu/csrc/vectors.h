@@ -11,6 +11,10 @@
 
 #include <math.h>
 
+#ifdef __AVX512BF16__
+#include <immintrin.h>
+#endif
+
 #ifndef LANES
 #ifdef __AVX512F__
 #define LANES 16
@@ -116,6 +120,33 @@ INLINE void store_pair(void *to, int is_bf16, int count, pair value) {
         if (count == PAIR)
             store((float *)to + LANES, value.b);
     }
+}
+
+/* sum + the products of each lane's inputs: one of fp32, or the two bf16 of a word. VDPBF16PS
+ * where the processor has it, else shifts and two multiplications. */
+INLINE vf add_products(int is_bf16, vf sum, vf left, vf right) {
+    if (!is_bf16)
+        return sum + left * right;
+#ifdef __AVX512BF16__
+    return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right);
+#else
+    sum += (vf)((vu)left << 16) * (vf)((vu)right << 16);
+    return sum + (vf)((vu)left & 0xffff0000u) * (vf)((vu)right & 0xffff0000u);
+#endif
+}
+
+/* Two vectors as PAIR neighbouring bf16. */
+INLINE void store_bf16(void *to, vf a, vf b) {
+#ifdef __AVX512BF16__
+    __m512bh rounded = _mm512_cvtne2ps_pbh(b, a);
+    memcpy(to, &rounded, sizeof rounded);
+#else
+    vu words[2] = {round_bf16(a) >> 16, round_bf16(b) >> 16};
+    uint16_t rounded[PAIR];
+    for (int i = 0; i < PAIR; i++)
+        rounded[i] = (uint16_t)words[i / LANES][i % LANES];
+    memcpy(to, rounded, sizeof rounded);
+#endif
 }
 
 /* 2^x for x <= 0, 0 below 2^-126; relative error at most 1.2e-7, from a polynomial of
