@@ -21,7 +21,7 @@ async def until(is_so: Callable[[], Awaitable[bool]], seconds: float) -> None:
     raise AssertionError(f"{is_so.__name__}: not within {seconds:g} s")
 
 
-async def until_free(client: AsyncClient, seconds: float = 5.0) -> int:
+async def until_free(client: AsyncClient, seconds: float = 20.0) -> int:
     """Wait until no block is referenced; return the step that was planned last.
 
     Raises:
