@@ -240,10 +240,10 @@ class _Step:
 
 
 class _Scale:
-    """The weights of a norm."""
+    """The weights of a norm, copied: one view of a model's file would keep all of it mapped."""
 
     def __init__(self, norm: Any) -> None:
-        self.weight: Tensor = norm.weight.detach()
+        self.weight: Tensor = norm.weight.detach().clone()
         self.epsilon: float = norm.variance_epsilon
 
 
@@ -252,12 +252,12 @@ class _Norm(nn.Module):
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
-        self.weight = norm.weight
-        self.epsilon: float = norm.variance_epsilon
+        self.scale = _Scale(norm)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return: x's norm."""
-        return rms_norm(x.flatten(0, -2), self.weight, self.epsilon).view_as(x)
+        scale = self.scale
+        return rms_norm(x.flatten(0, -2), scale.weight, scale.epsilon).view_as(x)
 
 
 class _RotaryTable(nn.Module):
