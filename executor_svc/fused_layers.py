@@ -252,12 +252,13 @@ class _Norm(nn.Module):
 
     def __init__(self, norm: Any) -> None:
         super().__init__()
-        self.scale = _Scale(norm)
+        scale = _Scale(norm)
+        self.weight = nn.Parameter(scale.weight, requires_grad=False)  # which tells the dtype
+        self.epsilon = scale.epsilon
 
     def forward(self, x: Tensor) -> Tensor:
         """Return: x's norm."""
-        scale = self.scale
-        return rms_norm(x.flatten(0, -2), scale.weight, scale.epsilon).view_as(x)
+        return rms_norm(x.flatten(0, -2), self.weight, self.epsilon).view_as(x)
 
 
 class _RotaryTable(nn.Module):
