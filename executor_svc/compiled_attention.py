@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from octavo_kernels.cpu.decoder import Plans
-from octavo_kernels.cpu.plans import WritePlan, plan_decode, plan_prefill
+from octavo_kernels.cpu.plans import Plans, WritePlan, plan_decode, plan_prefill
 from torch import Tensor
 
 from executor_svc.attention import AttentionCall

@@ -105,7 +105,6 @@ class FusedStack(nn.Module):
         """Take the layers, in their order."""
         super().__init__()
         self.layers = layers
-        self._parts = [layer.compiled() for layer in layers]
         self._decoder: Decoder | None = None
         self._pool: KvPool | None = None
 
@@ -132,8 +131,8 @@ class FusedStack(nn.Module):
     def _decoder_over(self, pool: KvPool) -> Decoder | None:
         if self._pool is not pool:
             self._pool, self._decoder = pool, None
-            parts = [part for part in self._parts if part is not None]
-            if len(parts) == len(self._parts):
+            parts = [part for layer in self.layers if (part := layer.compiled()) is not None]
+            if len(parts) == len(self.layers):
                 num_heads = self.layers[0].num_heads
                 self._decoder = Decoder(parts, pool.keys, pool.values, num_heads=num_heads)
         return self._decoder

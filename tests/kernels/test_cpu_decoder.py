@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from octavo_kernels.cpu.decoder import Decoder, Layer, Plans
+from octavo_kernels.cpu.decoder import Decoder, Layer
 from octavo_kernels.cpu.linear import PackedLinear
-from octavo_kernels.cpu.plans import plan_decode, plan_prefill
+from octavo_kernels.cpu.plans import Plans, plan_decode, plan_prefill
 
 WIDTH, MLP, HEADS, KV_HEADS, HEAD_DIM = 128, 96, 2, 1, 64
 NUM_LAYERS, NUM_BLOCKS, BLOCK_SIZE = 3, 8, 8

@@ -19,7 +19,7 @@ from octavo_kernels.checks import check_contiguous, check_dtype, check_shape
 from octavo_kernels.cpu.layers import WIDTH_MULTIPLE
 from octavo_kernels.cpu.library import library
 from octavo_kernels.cpu.linear import LinearArguments, PackedLinear
-from octavo_kernels.cpu.plans import AttentionPlan
+from octavo_kernels.cpu.plans import Plans
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,6 @@ class Layer:
     mlp_epsilon: float
     scale: float
     sliding_window: int | None
-
-
-Plans = tuple[AttentionPlan, AttentionPlan]
-"""A step's decodes and its chunks."""
 
 
 class _Layer(Structure):

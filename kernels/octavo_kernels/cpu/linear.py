@@ -1,7 +1,7 @@
 """Matrix products by a weight that was packed once, for the rows of a step.
 
 Ours because oneDNN's product, which reorders nothing either once its weight is packed,
-reaches 60 to 80% of this one at the 8 to 256 rows of a step (docs/performance.md). And
+reaches 60 to 90% of this one at the 1 to 64 rows of most steps (docs/kernels.md). And
 here a row's outputs are the same to the bit whatever rows are computed beside it.
 """
 
@@ -62,7 +62,9 @@ def is_worthwhile(weight: Tensor) -> bool:
     if weight.dtype is torch.float32:
         return True
     features = torch.cpu.get_capabilities()
-    if features.get("amx_bf16") or weight.shape[1] % 2:
+    if weight.shape[1] % 2:
+        return False  # words are of two inputs
+    if features.get("amx_bf16"):
         return False  # oneDNN multiplies tiles there
     return functions.has_bf16 or not features.get("avx512_bf16")
 

@@ -177,6 +177,10 @@ class AttentionPlan:
             raise MemoryError("no memory for the scratch of attention")
 
 
+Plans = tuple[AttentionPlan, AttentionPlan]
+"""A step's decodes and its chunks."""
+
+
 def plan_decode(
     block_tables: Tensor,
     context_lens: Tensor,
