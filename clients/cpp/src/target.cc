@@ -81,6 +81,8 @@ std::shared_ptr<grpc::Channel> open_channel(const Target& target, const ClientOp
   arguments.SetInt("grpc.initial_reconnect_backoff_ms", 100);
   arguments.SetInt("grpc.min_reconnect_backoff_ms", 100);
   arguments.SetInt("grpc.max_reconnect_backoff_ms", 2'000);
+  // Connections are this client's own: another's wait for its next attempt is not shared.
+  arguments.SetInt("grpc.use_local_subchannel_pool", 1);
   // A peer that vanished without a word is missed after 15 s; some versions of gRPC look at
   // one of these timeouts, some at the other.
   arguments.SetInt("grpc.keepalive_time_ms", 10'000);

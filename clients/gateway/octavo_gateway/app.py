@@ -312,6 +312,7 @@ class _Endpoint:
         progress = self._gateway.metrics.progress(self._path)
         gate = self._gateway.gate.entry() if self._is_gated else contextlib.nullcontext()
         status = 0
+        told: dict[str, str] = {}
         with structlog.contextvars.bound_contextvars(request_id=exchange.request_id):
             try:
                 with gate:
@@ -320,6 +321,7 @@ class _Endpoint:
                 status = CLIENT_GONE
             except ApiError as error:
                 status = error.status
+                told = _cause(error)
                 await _last_word(exchange, error)
             except Exception:
                 _log.exception("request_failed", endpoint=self._path)
@@ -336,7 +338,14 @@ class _Endpoint:
                     seconds=round(progress.seconds, 3),
                     num_tokens=progress.num_tokens,
                     answer_id=progress.answer_id,
+                    **told,
                 )
+
+
+def _cause(error: ApiError) -> dict[str, str]:
+    """What the log has of an error; a refusal may quote the caller, so its words stay out."""
+    cause = {"code": error.code} if error.code else {}
+    return {**cause, "error": str(error)} if error.status >= 500 else cause
 
 
 async def _last_word(exchange: Exchange, error: ApiError) -> None:

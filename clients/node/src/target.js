@@ -66,6 +66,8 @@ export function channelOptions({ isLocal }, tls) {
     // A reconnect should wait for our own back-off only, not for gRPC's second one.
     'grpc.initial_reconnect_backoff_ms': 100,
     'grpc.max_reconnect_backoff_ms': 2_000,
+    // Connections are this client's own: another's wait for its next attempt is not shared.
+    'grpc.use_local_subchannel_pool': 1,
     // A peer that vanished without a word (a cut network) is noticed.
     'grpc.keepalive_time_ms': 10_000,
     'grpc.keepalive_timeout_ms': 5_000,

@@ -30,6 +30,9 @@ _BASE_OPTIONS: tuple[tuple[str, str | int], ...] = (
     # Snapshots with every block, and prompts of any length, fit.
     ("grpc.max_receive_message_length", -1),
     ("grpc.max_send_message_length", -1),
+    # A client's connections are its own: one made while another waits to reconnect to the same
+    # address would otherwise share that wait, and fail at once where a server has come back.
+    ("grpc.use_local_subchannel_pool", 1),
     # Replicas share the load, and a dead one is left out.
     ("grpc.service_config", '{"loadBalancingConfig":[{"round_robin":{}}]}'),
 )

@@ -205,8 +205,8 @@ class _Admin(admin_pb2_grpc.AdminServiceServicer):
 
 
 @contextlib.contextmanager
-def serving() -> Iterator[FakeScheduler]:
-    """A fake scheduler that listens; its server has a thread and a loop of its own."""
+def serving(port: int = 0) -> Iterator[FakeScheduler]:
+    """A fake scheduler that listens (0: anywhere), with a thread and a loop of its own."""
     state = FakeScheduler()
     ready, loop = threading.Event(), asyncio.new_event_loop()
     servers: list[aio.Server] = []
@@ -218,7 +218,7 @@ def serving() -> Iterator[FakeScheduler]:
         checks = health.aio.HealthServicer()
         await checks.set("", health_pb2.HealthCheckResponse.SERVING)
         health_pb2_grpc.add_HealthServicer_to_server(checks, server)
-        state.target = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
+        state.target = f"127.0.0.1:{server.add_insecure_port(f'127.0.0.1:{port}')}"
         await server.start()
         servers.append(server)
         ready.set()
@@ -241,6 +241,12 @@ def fake() -> Iterator[FakeScheduler]:
     """A fake scheduler that listens."""
     with serving() as state:
         yield state
+
+
+@pytest.fixture
+def serve_at() -> Callable[[int], contextlib.AbstractContextManager[FakeScheduler]]:
+    """Another fake scheduler, at a port of the test's choice."""
+    return serving
 
 
 @pytest.fixture

@@ -60,6 +60,19 @@ async def meet(client: AsyncClient, *replicas: Any) -> None:
             await client.tokenize("a")
 
 
+async def test_a_new_client_does_not_wait_with_an_old_one(serve_at: Any) -> None:
+    """Left to gRPC, clients of one process share connections, and the wait for the next too."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    async with AsyncClient(f"127.0.0.1:{port}", retry=NO_RETRIES) as early:
+        with pytest.raises(ConnectionFailed):
+            await early.tokenize("a")
+        with serve_at(port) as fake:
+            async with AsyncClient(fake.target, retry=NO_RETRIES) as late:
+                assert list(await late.tokenize("a")) == [ord("a")]
+
+
 async def test_calls_go_to_all_of_a_list(fake: Any, other: Any) -> None:
     """In turn, by one client."""
     async with AsyncClient(f"grpc://{fake.target},{other.target}") as client:
