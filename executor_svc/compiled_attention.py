@@ -25,7 +25,8 @@ class CompiledStep:
         self.pool = pool
         self._num_decodes = batch.num_decodes
         self._writes = WritePlan(torch.from_numpy(batch.slots), pool.keys[0])
-        self.kept = torch.from_numpy(np.unique(batch.kept_tokens))
+        kept = batch.kept_tokens  # sequences' last ones, in order, and then those of prompts
+        self.kept = torch.from_numpy(np.unique(kept) if batch.prompt_spans else kept)
         """[num_kept] int64, places of the tokens whose logits are wanted, each once."""
         self._tables = torch.from_numpy(np.ascontiguousarray(batch.block_tables))
         self._lengths = torch.from_numpy(batch.context_lens)

@@ -35,6 +35,7 @@ from octavo_kernels.cpu.layers import (
 from octavo_kernels.cpu.library import library
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 from executor_svc.attention import AttentionCall, AttentionStep
 from executor_svc.compiled_attention import CompiledStep
@@ -45,6 +46,7 @@ from executor_svc.pool import KvPool
 
 # Their layers differ in biases and in whether a window slides, which the modules tell.
 _KNOWN_LAYERS = {"LlamaDecoderLayer", "MistralDecoderLayer", "Qwen2DecoderLayer"}
+_KNOWN_MODELS = {"LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM"}
 _DTYPES = {torch.float32, torch.bfloat16}
 _LEAST_POSITIONS = 2048
 
@@ -78,7 +80,35 @@ def fuse(model: PreTrainedModel) -> bool:
     model.lm_head = head = Head(model.lm_head, shared.slabs)
     if is_tied and (embedding := head.embedding()) is not None:
         body.embed_tokens = embedding  # the weight is not there twice
+    if type(model).__name__ in _KNOWN_MODELS:
+        model.forward = functools.partial(_forward, model)
     return True
+
+
+def _forward(
+    model: Any,
+    *,
+    input_ids: Tensor,
+    position_ids: Tensor,
+    logits_to_keep: Tensor,
+    octavo_step: AttentionStep,
+    **_: Any,
+) -> CausalLMOutputWithPast:
+    """What transformers' forward comes to here: its masks, caches and checks take 2% of a step.
+
+    Args:
+        model: a fused one.
+        input_ids: [1, num_tokens].
+        position_ids: [1, num_tokens].
+        logits_to_keep: [num_kept] places.
+        octavo_step: the step's attention.
+    Returns: with logits [1, num_kept, vocab_size].
+    """
+    body = model.model
+    x = body.embed_tokens(input_ids)
+    table = body.rotary_emb(x, position_ids)
+    x = body.layers[0](x, position_embeddings=table, octavo_step=octavo_step)
+    return CausalLMOutputWithPast(logits=model.lm_head(body.norm(x[:, logits_to_keep])))
 
 
 def _is_known(layer: Any) -> bool:

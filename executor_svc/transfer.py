@@ -22,9 +22,14 @@ Array = npt.NDArray[np.generic]
 
 
 def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
-    """Copy arrays to the device in one piece, each aligned to 16 bytes, without waiting."""
+    """Copy arrays to the device in one piece, each aligned to 16 bytes, without waiting.
+
+    On a CPU nothing is copied: the tensors are the arrays, as far as they are contiguous.
+    """
+    if device.type == "cpu":
+        return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
     ends = np.cumsum([-(-array.nbytes // _ALIGNMENT_BYTES) for array in arrays]) * _ALIGNMENT_BYTES
-    staging = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=device.type == "cuda")
+    staging = torch.empty(int(ends[-1]), dtype=torch.uint8, pin_memory=True)
     places = [0, *ends[:-1].tolist()]
     for array, place in zip(arrays, places, strict=True):
         part = staging[place : place + array.nbytes].numpy()
@@ -40,8 +45,8 @@ def send(arrays: Sequence[Array], device: torch.device) -> list[Tensor]:
 
 
 def to_device(array: Array, device: torch.device) -> Tensor:
-    """One array on the device; on a CPU the array itself, to be read only."""
-    return torch.from_numpy(array) if device.type == "cpu" else send([array], device)[0]
+    """One array on the device, as by `send`."""
+    return send([array], device)[0]
 
 
 class Mark:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 
 import grpc
@@ -17,8 +18,10 @@ from tests.support.stream_grammar import check_refusal, check_stream
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
 NUM_REQUESTS = 2000 if os.environ.get("OCTAVO_FULL") else 40
-# A request may ask for the whole context; what comes after so much of it is more of it.
+# A request may ask for the whole context; what comes after so much of it is more of it, and a
+# search for the best of it says nothing until its end.
 MOST_EVENTS = 40
+MOST_SECONDS = 2.0
 
 
 async def exchange(target: str, request: inference_pb2.GenerateRequest) -> None:
@@ -27,11 +30,16 @@ async def exchange(target: str, request: inference_pb2.GenerateRequest) -> None:
         call = inference_pb2_grpc.InferenceServiceStub(channel).Generate(request, timeout=60)
         events: list[inference_pb2.GenerateResponse] = []
         try:
-            async for event in call:
-                events.append(event)
-                if len(events) >= MOST_EVENTS:
-                    call.cancel()
-                    return
+            async with asyncio.timeout(None) as patience:
+                async for event in call:
+                    events.append(event)
+                    if len(events) >= MOST_EVENTS:
+                        call.cancel()
+                        return
+                    patience.reschedule(asyncio.get_running_loop().time() + MOST_SECONDS)
+        except TimeoutError:
+            call.cancel()
+            return
         except grpc.aio.AioRpcError as error:
             assert not events, "accepted, and refused afterwards"
             check_refusal(error.code(), list(error.trailing_metadata() or ()))

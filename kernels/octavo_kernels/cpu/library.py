@@ -57,6 +57,17 @@ class WriteArguments(Structure):
     )
 
 
+class WritesArguments(Structure):
+    """`octavo_writes` of csrc/octavo.h."""
+
+    _fields_ = (
+        *[(name, WriteArguments) for name in ("keys", "values")],
+        ("slots", c_void_p),
+        *[(name, c_int64) for name in ("num_tokens", "block_size", "num_kv_heads", "head_dim")],
+        *[(name, c_int64) for name in ("element_bytes", "num_threads")],
+    )
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled kernels: those that `OCTAVO_CPU_KERNELS` names, or this machine's.
@@ -90,10 +101,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
         loaded.octavo_supported.argtypes = ()
         for name in ("octavo_decode", "octavo_prefill"):
             getattr(loaded, name).argtypes = (POINTER(AttentionArguments),)
-        write = POINTER(WriteArguments)
-        loaded.octavo_reshape_and_cache.argtypes = (
-            (write, write, c_void_p) + (c_int64,) * 5 + (c_int,)
-        )
+        loaded.octavo_reshape_and_cache.argtypes = (POINTER(WritesArguments),)
+        loaded.octavo_reshape_and_cache.restype = None
         loaded.octavo_read.argtypes = (c_void_p, c_int64, c_int)
         loaded.octavo_read.restype = c_uint32
     except AttributeError as error:

@@ -27,7 +27,7 @@ class LinearArguments(Structure):
     _fields_ = (
         *[(name, c_void_p) for name in ("x", "weight", "bias", "out")],
         *[(name, c_int64) for name in ("x_stride", "num_rows", "num_in", "num_out")],
-        *[(name, c_int32) for name in ("is_bf16", "num_threads")],
+        *[(name, c_int32) for name in ("is_bf16", "num_threads", "is_gated")],
     )
 
 

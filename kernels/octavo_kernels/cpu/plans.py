@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from octavo_kernels.checks import check_contiguous, check_dtype, check_options, check_shape
-from octavo_kernels.cpu.library import AttentionArguments, WriteArguments, library
+from octavo_kernels.cpu.library import AttentionArguments, WritesArguments, library
 
 Ints = npt.NDArray[np.int32]
 
@@ -70,17 +70,16 @@ class WritePlan:
         self.slots = slot_mapping
         self._shape = (len(slot_mapping), num_kv_heads, head_dim)
         self._cache_shape, self._dtype = key_cache.shape, key_cache.dtype
-        self._keys, self._values = WriteArguments(), WriteArguments()
-        self._write = library().octavo_reshape_and_cache
-        self._rest = (
-            slot_mapping.data_ptr(),
-            len(slot_mapping),
-            block_size,
-            num_kv_heads,
-            head_dim,
-            key_cache.element_size(),
-            torch.get_num_threads(),
+        self._arguments = WritesArguments(
+            slots=slot_mapping.data_ptr(),
+            num_tokens=len(slot_mapping),
+            block_size=block_size,
+            num_kv_heads=num_kv_heads,
+            head_dim=head_dim,
+            element_bytes=key_cache.element_size(),
+            num_threads=torch.get_num_threads(),
         )
+        self._write = library().octavo_reshape_and_cache
 
     def run(self, key: Tensor, value: Tensor, key_cache: Tensor, value_cache: Tensor) -> None:
         """Write one layer's keys and values.
@@ -96,8 +95,8 @@ class WritePlan:
         """
         _, num_kv_heads, head_dim = self._shape
         for name, source, cache, write in (
-            ("key", key, key_cache, self._keys),
-            ("value", value, value_cache, self._values),
+            ("key", key, key_cache, self._arguments.keys),
+            ("value", value, value_cache, self._arguments.values),
         ):
             _check_planned(name, source, self._shape, self._dtype)
             _check_planned(f"{name}_cache", cache, self._cache_shape, self._dtype)
@@ -108,7 +107,7 @@ class WritePlan:
             if strides != [num_kv_heads * head_dim, head_dim, 1]:
                 raise ValueError(f"{name}_cache is not contiguous within a block")
             write.source, write.cache = source.data_ptr(), cache.data_ptr()
-        self._write(self._keys, self._values, *self._rest)
+        self._write(self._arguments)
 
 
 @dataclass(slots=True)

@@ -401,8 +401,7 @@ static void attend_item(
     }
 }
 
-static void decode_body(void *argument) {
-    work_queue *queue = argument;
+void octavo_decode_items(work_queue *queue) {
     const octavo_attention *call = queue->attention;
     const size_t padded = PADDED(call->head_dim);
     float *state = scratch_floats(queue, call->num_heads * (2 * padded + 2) + padded);
@@ -419,6 +418,8 @@ static void decode_body(void *argument) {
     }
     free(state);
 }
+
+static void decode_body(void *argument) { octavo_decode_items(argument); }
 
 /* Returns OK or NO_MEMORY. An item without positions makes its row zeros. */
 EXPORT int octavo_decode(const octavo_attention *call) {

@@ -5,8 +5,12 @@
  *     delta = (silu(gate) * up) @ down, where [gate | up] = norm(x += delta) @ one weight
  *
  * What a layer adds to x is added on the way through the next norm. The last layer ends, after
- * its attention, for the tokens alone whose logits are wanted. The kernels are those of the
- * other files, one after the other; each starts the threads itself. */
+ * its attention, for the tokens alone whose logits are wanted.
+ *
+ * The kernels are those of the other files. What needs no result of another thread follows in
+ * the same parallel section: at the end of one, each thread waits for the other, which may have
+ * lost its core to a process beside this one. A layer has eight: two norms, four products (the
+ * gate is part of its own), rotate and write, attention of chunks and decodes. */
 #include "octavo.h"
 
 typedef struct {
@@ -40,7 +44,7 @@ typedef struct {
 /* Where what is of some tokens, all or those that are kept. */
 typedef struct {
     int64_t num_rows;
-    char *x, *normed, *delta, *qkv, *attended, *gate_up, *activated;
+    char *x, *normed, *delta, *qkv, *attended, *activated;
 } rows_of;
 
 INLINE int64_t qkv_width(const octavo_layers *step) {
@@ -52,7 +56,7 @@ INLINE int64_t heads_width(const octavo_layers *step) { return step->num_heads *
 INLINE int64_t element_bytes(const octavo_layers *step) { return step->is_bf16 ? 2 : 4; }
 
 EXPORT int64_t octavo_layer_scratch(const octavo_layers *step) {
-    return 3 * step->width + qkv_width(step) + 2 * heads_width(step) + 3 * step->mlp_width;
+    return 3 * step->width + qkv_width(step) + 2 * heads_width(step) + step->mlp_width;
 }
 
 /* `kept` has places of its own for x and attention, and shares the others. */
@@ -63,8 +67,7 @@ static rows_of divide(const octavo_layers *step, rows_of *kept) {
     all.delta = all.normed + step->width * column;
     all.qkv = all.delta + step->width * column;
     all.attended = all.qkv + qkv_width(step) * column;
-    all.gate_up = all.attended + heads_width(step) * column;
-    all.activated = all.gate_up + 2 * step->mlp_width * column;
+    all.activated = all.attended + heads_width(step) * column;
     *kept = all;
     kept->num_rows = step->num_kept;
     kept->x = all.activated + step->mlp_width * column;
@@ -92,39 +95,47 @@ static void multiply(
     octavo_multiply(&call);
 }
 
-static void rotate(const octavo_layers *step, const rows_of *of) {
-    const octavo_rows rows = {
-        .x = of->qkv, .y = step->table,
-        .x_stride = qkv_width(step), .y_stride = step->head_dim,
-        .num_rows = step->num_tokens, .width = step->head_dim,
-        .num_heads = step->num_heads + step->num_kv_heads,
-        .is_bf16 = step->is_bf16, .num_threads = step->num_threads,
-    };
-    octavo_rotate(&rows);
+/* What is done to each token between its projections and its attention. */
+typedef struct {
+    octavo_rows rotation;
+    octavo_writes writes;
+    int64_t next;
+} placing;
+
+enum { TOKENS_AT_ONCE = 4, LEAST_PARALLEL_ELEMENTS = 1 << 14 };
+
+static void place_some(void *argument) {
+    placing *queue = argument;
+    const int64_t count = queue->writes.num_tokens;
+    int64_t begin;
+    while ((begin = __atomic_fetch_add(&queue->next, TOKENS_AT_ONCE, __ATOMIC_RELAXED)) < count)
+        for (int64_t token = begin; token < begin + TOKENS_AT_ONCE && token < count; token++) {
+            octavo_rotate_row(&queue->rotation, token);
+            octavo_write_token(&queue->writes, token);
+        }
 }
 
-static void activate(const octavo_layers *step, const rows_of *of) {
-    const octavo_rows rows = {
-        .x = of->gate_up, .y = of->gate_up + step->mlp_width * element_bytes(step),
-        .out = of->activated, .x_stride = 2 * step->mlp_width, .y_stride = 2 * step->mlp_width,
-        .out_stride = step->mlp_width, .num_rows = of->num_rows, .width = step->mlp_width,
-        .is_bf16 = step->is_bf16, .num_threads = step->num_threads,
+/* Rotate queries and keys, write keys and values to their slots. */
+static void place(const octavo_layers *step, const octavo_layer *layer, const rows_of *of) {
+    const int64_t head = step->head_dim * element_bytes(step), width = qkv_width(step);
+    char *keys = of->qkv + step->num_heads * head, *values = keys + step->num_kv_heads * head;
+    placing queue = {
+        .rotation = {
+            .x = of->qkv, .y = step->table, .x_stride = width, .y_stride = step->head_dim,
+            .width = step->head_dim, .num_heads = step->num_heads + step->num_kv_heads,
+            .is_bf16 = step->is_bf16,
+        },
+        .writes = {
+            .keys = {keys, layer->keys, width, step->head_dim, step->key_block_stride},
+            .values = {values, layer->values, width, step->head_dim, step->value_block_stride},
+            .slots = step->slots, .num_tokens = step->num_tokens, .block_size = step->block_size,
+            .num_kv_heads = step->num_kv_heads, .head_dim = step->head_dim,
+            .element_bytes = element_bytes(step),
+        },
     };
-    octavo_silu_mul(&rows);
-}
-
-static void write(const octavo_layers *step, const octavo_layer *layer, const rows_of *of) {
-    const int64_t head = step->head_dim * element_bytes(step);
-    const octavo_write keys = {
-        of->qkv + step->num_heads * head, layer->keys, qkv_width(step), step->head_dim,
-        step->key_block_stride,
-    };
-    octavo_write values = keys;
-    values.source = of->qkv + (step->num_heads + step->num_kv_heads) * head;
-    values.cache = layer->values, values.block_stride = step->value_block_stride;
-    octavo_reshape_and_cache(
-        &keys, &values, step->slots, step->num_tokens, step->block_size, step->num_kv_heads,
-        step->head_dim, element_bytes(step), step->num_threads
+    const int64_t elements = step->num_tokens * width;
+    run_parallel(
+        place_some, &queue, threads_for(elements, LEAST_PARALLEL_ELEMENTS, step->num_threads)
     );
 }
 
@@ -146,27 +157,45 @@ static octavo_attention attention(
     return call;
 }
 
+/* Chunks and decodes, handed out one after the other: who finds no chunk left goes on with
+ * decodes. */
+typedef struct {
+    work_queue chunks, decodes;
+} attending;
+
+static void attend_some(void *argument) {
+    attending *both = argument;
+    if (both->chunks.attention)
+        octavo_prefill_items(&both->chunks);
+    if (both->decodes.attention)
+        octavo_decode_items(&both->decodes);
+}
+
 static int attend(const octavo_layers *step, const octavo_layer *layer, const rows_of *of) {
     const octavo_window *window = step->windows + layer->window;
-    int status = OK;
+    const octavo_attention decode = attention(step, layer, of, window->decode, 0);
+    const octavo_attention prefill =
+        attention(step, layer, of, window->prefill, step->num_decodes);
+    attending both = {{NULL, 0, OK}, {NULL, 0, OK}};
+    int num_threads = 1;
+    if (step->num_decodes < step->num_tokens)
+        both.chunks.attention = &prefill, num_threads = prefill.num_threads;
     if (step->num_decodes) {
-        const octavo_attention call = attention(step, layer, of, window->decode, 0);
-        status = octavo_decode(&call);
+        both.decodes.attention = &decode;
+        if (decode.num_threads > num_threads)
+            num_threads = decode.num_threads;
     }
-    if (status == OK && step->num_decodes < step->num_tokens) {
-        const octavo_attention call =
-            attention(step, layer, of, window->prefill, step->num_decodes);
-        status = octavo_prefill(&call);
-    }
-    return status;
+    run_parallel(attend_some, &both, num_threads);
+    return both.chunks.status != OK ? both.chunks.status : both.decodes.status;
 }
 
 /* What follows attention. */
 static void finish(const octavo_layers *step, const octavo_layer *layer, const rows_of *of) {
     multiply(step, layer->output, of->num_rows, of->attended, of->delta);
     norm(step, of, layer->mlp_norm, layer->mlp_epsilon, 1);
-    multiply(step, layer->gate_up, of->num_rows, of->normed, of->gate_up);
-    activate(step, of);
+    octavo_linear gate_up = layer->gate_up;
+    gate_up.is_gated = 1;
+    multiply(step, gate_up, of->num_rows, of->normed, of->activated);
     multiply(step, layer->down, of->num_rows, of->activated, of->delta);
 }
 
@@ -198,8 +227,7 @@ EXPORT int octavo_run_layers(const octavo_layers *step) {
         const octavo_layer *layer = step->layers + i;
         norm(step, &all, layer->attention_norm, layer->attention_epsilon, i > 0);
         multiply(step, layer->qkv, all.num_rows, all.normed, all.qkv);
-        rotate(step, &all);
-        write(step, layer, &all);
+        place(step, layer, &all);
         const int status = attend(step, layer, &all);
         if (status != OK)
             return status;

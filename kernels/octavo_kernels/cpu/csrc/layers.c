@@ -88,23 +88,11 @@ EXPORT void octavo_add(const octavo_rows *rows) {
 }
 
 /* out = silu(x) * y. */
-INLINE vf silu(vf x) {
-    vi negative = x < 0.0f;
-    vf e = exp2_negative(choose(negative, x, -x) * LOG2_E);
-    return x * choose(negative, e, splat(1)) / (1.0f + e);
-}
-
 INLINE void silu_row(const octavo_rows *rows, int64_t row, int is_bf16) {
-    const char *x = at(rows->x, row * rows->x_stride, is_bf16);
-    const char *y = at(rows->y, row * rows->y_stride, is_bf16);
-    char *out = at(rows->out, row * rows->out_stride, is_bf16);
-    size_t step = PAIR * element_size(is_bf16);
-    for (int64_t i = 0, place = 0; i < rows->width; i += PAIR, place += step) {
-        pair gate = load_pair(x + place, is_bf16, PAIR);
-        pair up = load_pair(y + place, is_bf16, PAIR);
-        gate.a = silu(gate.a) * up.a, gate.b = silu(gate.b) * up.b;
-        store_pair(out + place, is_bf16, PAIR, gate);
-    }
+    silu_mul(
+        is_bf16, rows->width, at(rows->x, row * rows->x_stride, is_bf16),
+        at(rows->y, row * rows->y_stride, is_bf16), at(rows->out, row * rows->out_stride, is_bf16)
+    );
 }
 
 static void silu_row_fp32(const octavo_rows *rows, int64_t row) { silu_row(rows, row, 0); }
@@ -135,9 +123,11 @@ INLINE void rotate_row(const octavo_rows *rows, int64_t row, int is_bf16) {
     }
 }
 
-static void rotate_row_fp32(const octavo_rows *rows, int64_t row) { rotate_row(rows, row, 0); }
-static void rotate_row_bf16(const octavo_rows *rows, int64_t row) { rotate_row(rows, row, 1); }
-
-EXPORT void octavo_rotate(const octavo_rows *rows) {
-    for_each_row(rows, rows->is_bf16 ? rotate_row_bf16 : rotate_row_fp32);
+void octavo_rotate_row(const octavo_rows *rows, int64_t row) {
+    if (rows->is_bf16)
+        rotate_row(rows, row, 1);
+    else
+        rotate_row(rows, row, 0);
 }
+
+EXPORT void octavo_rotate(const octavo_rows *rows) { for_each_row(rows, octavo_rotate_row); }

@@ -20,6 +20,7 @@ enum { ROWS = 6 }; /* 12 of 16 registers */
 
 typedef struct {
     const octavo_linear *call;
+    void (*run)(const octavo_linear *call, int64_t panel, int64_t next);
     int64_t next, panels;
 } panel_queue;
 
@@ -114,13 +115,36 @@ EXPORT void octavo_unpack_rows(const octavo_unpacking *call) {
     );
 }
 
-/* One panel by `num_rows` rows from `first` on, all outputs of which go to `out`. */
-INLINE void tile(int is_bf16, const octavo_linear *call, int num_rows, int64_t first,
-                 int64_t panel, char *out, int64_t out_stride, const char *coming,
-                 int64_t coming_step) {
+/* Rows that meet a panel together, and what is fetched of a coming panel meanwhile. */
+typedef struct {
+    int64_t first;
+    int num_rows;
+    const char *coming;
+    int64_t coming_step;
+} share;
+
+INLINE int64_t panels_of(int64_t num_out) { return (num_out + PAIR - 1) / PAIR; }
+
+INLINE int64_t shares_of(const octavo_linear *call) { return (call->num_rows + ROWS - 1) / ROWS; }
+
+/* One of the shares that all rows and the panel `next` are divided into. */
+INLINE share share_of(const octavo_linear *call, int64_t index, int64_t next) {
+    const int64_t count = shares_of(call), num_words = words_of(call->is_bf16, call->num_in);
+    const int64_t word_bytes = PAIR * (int64_t)sizeof(float);
+    const int64_t step = (word_bytes + count - 1) / count;
+    const int64_t first = index * call->num_rows / count;
+    return (share){
+        first, (int)((index + 1) * call->num_rows / count - first),
+        (const char *)call->weight + (next * word_bytes + index * step) * num_words, step,
+    };
+}
+
+/* A share's rows by one panel, all outputs of which go to `out`. */
+INLINE void tile(int is_bf16, int num_rows, const octavo_linear *call, const share *rows,
+                 int64_t panel, char *out, int64_t out_stride) {
     const int64_t size = (int64_t)element_size(is_bf16), x_stride = call->x_stride * size;
     const int64_t num_words = words_of(is_bf16, call->num_in);
-    const char *x = (const char *)call->x + first * x_stride;
+    const char *x = (const char *)call->x + rows->first * x_stride, *coming = rows->coming;
     const float *weight = (const float *)call->weight + panel * num_words * PAIR;
     pair sums[ROWS];
     pair start = {{0}, {0}};
@@ -133,7 +157,7 @@ INLINE void tile(int is_bf16, const octavo_linear *call, int num_rows, int64_t f
         vf a = load(weight), b = load(weight + LANES);
         weight += PAIR;
         __builtin_prefetch(coming, 0, 2);
-        coming += coming_step;
+        coming += rows->coming_step;
 #pragma GCC unroll 12
         for (int row = 0; row < num_rows; row++) {
             vf factor = splat(((const float_anywhere *)(x + row * x_stride))[word]);
@@ -152,16 +176,17 @@ INLINE void tile(int is_bf16, const octavo_linear *call, int num_rows, int64_t f
 }
 
 /* A tile of a dtype and a number of rows that are known when this is compiled. */
-static void any_tile(const octavo_linear *call, int num_rows, int64_t first, int64_t panel,
-                     char *out, int64_t out_stride, const char *coming, int64_t coming_step) {
-#define TILE(rows)                                                                               \
-    case rows:                                                                                   \
+static void any_tile(
+    const octavo_linear *call, share rows, int64_t panel, char *out, int64_t out_stride
+) {
+#define TILE(count)                                                                              \
+    case count:                                                                                  \
         if (call->is_bf16)                                                                       \
-            tile(1, call, rows, first, panel, out, out_stride, coming, coming_step);             \
+            tile(1, count, call, &rows, panel, out, out_stride);                                 \
         else                                                                                     \
-            tile(0, call, rows, first, panel, out, out_stride, coming, coming_step);             \
+            tile(0, count, call, &rows, panel, out, out_stride);                                 \
         break;
-    switch (num_rows) {
+    switch (rows.num_rows) {
         TILE(1) TILE(2) TILE(3) TILE(4) TILE(5) TILE(6)
 #if LANES == 16
         TILE(7) TILE(8) TILE(9) TILE(10) TILE(11) TILE(12)
@@ -170,30 +195,44 @@ static void any_tile(const octavo_linear *call, int num_rows, int64_t first, int
 #undef TILE
 }
 
+/* Room for a tile's outputs. */
+typedef char outputs[ROWS * PAIR * sizeof(float)];
+
 /* All rows of one panel, while `next` is fetched. The last panel may have fewer outputs than
  * PAIR. */
 static void run_panel(const octavo_linear *call, int64_t panel, int64_t next) {
-    int64_t column = panel * PAIR, num_columns = call->num_out - column;
-    int64_t tiles = (call->num_rows + ROWS - 1) / ROWS;
-    int64_t num_words = words_of(call->is_bf16, call->num_in);
-    int64_t bytes = num_words * PAIR * (int64_t)sizeof(float);
-    int64_t size = (int64_t)element_size(call->is_bf16);
-    const char *coming = (const char *)call->weight + next * bytes;
-    int64_t coming_step = (bytes / num_words + tiles - 1) / tiles;
-    char whole[ROWS * PAIR * sizeof(float)];
-    for (int64_t t = 0; t < tiles; t++) {
-        int64_t first = t * call->num_rows / tiles;
-        int num_rows = (int)((t + 1) * call->num_rows / tiles - first);
-        char *out = (char *)call->out + (first * call->num_out + column) * size;
-        const char *share = coming + t * coming_step * num_words;
+    const int64_t column = panel * PAIR, num_columns = call->num_out - column;
+    const int64_t size = (int64_t)element_size(call->is_bf16), stride = call->num_out * size;
+    outputs whole;
+    for (int64_t i = 0; i < shares_of(call); i++) {
+        const share rows = share_of(call, i, next);
+        char *out = (char *)call->out + rows.first * stride + column * size;
         if (num_columns >= PAIR) {
-            any_tile(call, num_rows, first, panel, out, call->num_out, share, coming_step);
+            any_tile(call, rows, panel, out, call->num_out);
             continue;
         }
-        any_tile(call, num_rows, first, panel, whole, PAIR, share, coming_step);
-        for (int row = 0; row < num_rows; row++)
-            memcpy(out + row * call->num_out * size, whole + row * PAIR * size,
-                   (size_t)(num_columns * size));
+        any_tile(call, rows, panel, whole, PAIR);
+        for (int row = 0; row < rows.num_rows; row++)
+            memcpy(out + row * stride, whole + row * PAIR * size, (size_t)(num_columns * size));
+    }
+}
+
+/* All rows of one panel of gates and its panel of ups, tile by tile, while `next` and its are
+ * fetched. What silu takes was rounded to the dtype, as it would be in memory. */
+static void run_gated(const octavo_linear *call, int64_t panel, int64_t next) {
+    const int64_t half = call->num_out / 2, ups = panels_of(half);
+    const int64_t size = (int64_t)element_size(call->is_bf16);
+    outputs gate, up;
+    for (int64_t i = 0; i < shares_of(call); i++) {
+        const share rows = share_of(call, i, next);
+        any_tile(call, rows, panel, gate, PAIR);
+        any_tile(call, share_of(call, i, next + ups), panel + ups, up, PAIR);
+        char *out = (char *)call->out + (rows.first * half + panel * PAIR) * size;
+        for (int64_t row = 0; row < rows.num_rows; row++)
+            silu_mul(
+                call->is_bf16, PAIR, gate + row * PAIR * size, up + row * PAIR * size,
+                out + row * half * size
+            );
     }
 }
 
@@ -203,7 +242,7 @@ static void work(void *argument) {
     int64_t panel = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
     while (panel < queue->panels) {
         int64_t next = __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
-        run_panel(queue->call, panel, next);
+        queue->run(queue->call, panel, next);
         panel = next;
     }
 }
@@ -214,7 +253,9 @@ EXPORT void octavo_multiply(const octavo_linear *call) {
     if (!call->num_rows || !call->num_in)
         return;
     int64_t products = call->num_rows * call->num_in * call->num_out;
-    panel_queue queue = {call, 0, (call->num_out + PAIR - 1) / PAIR};
+    panel_queue queue = {call, run_panel, 0, panels_of(call->num_out)};
+    if (call->is_gated)
+        queue.run = run_gated, queue.panels /= 2;
     run_parallel(
         work, &queue, threads_for(products, LEAST_PARALLEL_PRODUCTS, call->num_threads)
     );

@@ -56,14 +56,15 @@ typedef struct {
     int32_t is_bf16, num_threads;
 } octavo_rows;
 
-/* One product; see linear.c. Elements are of 4 bytes, or of 2 if is_bf16. */
+/* One product; see linear.c. Elements are of 4 bytes, or of 2 if is_bf16. If is_gated, the
+ * first half of its outputs are gates, and silu(gate) * the other half is what goes to `out`. */
 typedef struct {
     const void *x;      /* [num_rows, x_stride] */
     const void *weight; /* [panels, num_words, PAIR] words */
     const float *bias;  /* [panels, PAIR] or NULL */
-    void *out;          /* [num_rows, num_out] */
-    int64_t x_stride, num_rows, num_in, num_out;
-    int32_t is_bf16, num_threads;
+    void *out;          /* [num_rows, num_out], or half of it */
+    int64_t x_stride, num_rows, num_in, num_out; /* a whole PAIR in each half, if is_gated */
+    int32_t is_bf16, num_threads, is_gated;
 } octavo_linear;
 
 /* New K/V on their way to the pool. */
@@ -72,6 +73,12 @@ typedef struct {
     void *cache;
     int64_t token_stride, head_stride, block_stride;
 } octavo_write;
+
+typedef struct {
+    octavo_write keys, values;
+    const int64_t *slots; /* [num_tokens]; a negative one is skipped */
+    int64_t num_tokens, block_size, num_kv_heads, head_dim, element_bytes, num_threads;
+} octavo_writes;
 
 /* The threads are those of the OpenMP runtime that torch has loaded already: its entry
  * point is called as a compiler would call it, and resolved when this library is
@@ -98,11 +105,11 @@ EXPORT void octavo_add(const octavo_rows *rows);
 EXPORT void octavo_multiply(const octavo_linear *call);
 EXPORT int octavo_decode(const octavo_attention *call);
 EXPORT int octavo_prefill(const octavo_attention *call);
-EXPORT int octavo_reshape_and_cache(
-    const octavo_write *keys, const octavo_write *values, const int64_t *slots,
-    int64_t num_tokens, int64_t block_size, int64_t num_kv_heads, int64_t head_dim,
-    int64_t element_bytes, int num_threads
-);
+EXPORT void octavo_reshape_and_cache(const octavo_writes *writes);
+
+/* What one token, or row, of these is: for a call that does several things to each. */
+void octavo_rotate_row(const octavo_rows *rows, int64_t row);
+void octavo_write_token(const octavo_writes *writes, int64_t token);
 
 /* Items handed to whichever thread is free; `status` is the first failure. */
 typedef struct {
@@ -113,6 +120,10 @@ typedef struct {
 INLINE int32_t take(work_queue *queue) {
     return __atomic_fetch_add(&queue->next, 1, __ATOMIC_RELAXED);
 }
+
+/* Work on a queue of decode's or prefill's items until it is empty. */
+void octavo_decode_items(work_queue *queue);
+void octavo_prefill_items(work_queue *queue);
 
 INLINE void *scratch_floats(work_queue *queue, size_t count) {
     void *scratch = aligned_alloc(64, (count * sizeof(float) + 63) / 64 * 64);

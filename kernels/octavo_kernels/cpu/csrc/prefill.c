@@ -149,28 +149,38 @@ static void pack_tile(
     }
 }
 
-/* Softmax of one row of scores, of which [low, high) may be seen. */
+/* Scores outside [low, high) are none. */
+INLINE void mask_row(float *scores, int columns, int low, int high) {
+    vi place;
+    for (int i = 0; i < LANES; i++)
+        place[i] = i;
+    for (int i = 0; i < columns; i += LANES, place += LANES)
+        store(
+            scores + i,
+            choose((place >= low) & (place < high), load(scores + i), splat(-INFINITY))
+        );
+}
+
+/* Softmax of one row of scores, `columns` of them, of which [low, high) may be seen. */
 static void weigh_row(
-    const octavo_attention *call, float *scores, int low, int high, float *maximum, float *weight,
-    float *sums
+    const octavo_attention *call, float *scores, int columns, int low, int high, float *maximum,
+    float *weight, float *sums
 ) {
     if (low >= high) {
-        memset(scores, 0, sizeof(float) * KEYS);
+        memset(scores, 0, sizeof(float) * (size_t)columns);
         return;
     }
     if (call->softcap > 0)
-        for (int i = 0; i < KEYS; i += LANES)
+        for (int i = 0; i < columns; i += LANES)
             store(scores + i, cap(load(scores + i), call->softcap));
-    for (int i = 0; i < low; i++)
-        scores[i] = -INFINITY;
-    for (int i = high; i < KEYS; i++)
-        scores[i] = -INFINITY;
+    if (low > 0 || high < columns)
+        mask_row(scores, columns, low, high);
     vf most = splat(*maximum);
-    for (int i = 0; i < KEYS; i += LANES)
+    for (int i = 0; i < columns; i += LANES)
         most = larger(load(scores + i), most);
     const float top = largest(most);
     vf total = {0};
-    for (int i = 0; i < KEYS; i += LANES) {
+    for (int i = 0; i < columns; i += LANES) {
         const vf part = exp2_negative(load(scores + i) - top);
         store(scores + i, part);
         total += part;
@@ -186,8 +196,8 @@ static void weigh_row(
 }
 
 /* To bf16, in place: two to a word. */
-INLINE void round_row(float *weights) {
-    for (int i = 0; i < KEYS; i += PAIR)
+INLINE void round_row(float *weights, int columns) {
+    for (int i = 0; i < columns; i += PAIR)
         store_bf16((uint16_t *)weights + i, load(weights + i), load(weights + i + LANES));
 }
 
@@ -205,28 +215,28 @@ static void attend_panel(
     const int window = call->sliding_window > 0 ? call->sliding_window : INT32_MAX / 2;
     const int last = first_position + (row + ROWS - 1) / group;
     const int first = first_position + row / group;
-    const int columns = clamp((last + 1 < end ? last + 1 : end) - origin, 0, KEYS);
-    if (columns == 0 || first - window + 1 >= origin + KEYS)
+    const int seen = clamp((last + 1 < end ? last + 1 : end) - origin, 0, KEYS);
+    if (seen == 0 || first - window + 1 >= origin + KEYS)
         return;
+    const int columns = (seen + PAIR - 1) / PAIR * PAIR;
     float *sums = with->sums + (size_t)row * padded;
     const int is_bf16 = call->is_bf16, per = per_word(is_bf16);
     multiply(
-        is_bf16, head_dim / per, (columns + 2 * LANES - 1) / (2 * LANES) * (2 * LANES),
-        with->query + (size_t)row * padded, padded, with->keys, KEYS, with->scores, KEYS, 0,
-        query_factor(call)
+        is_bf16, head_dim / per, columns, with->query + (size_t)row * padded, padded, with->keys,
+        KEYS, with->scores, KEYS, 0, query_factor(call)
     );
     for (int i = 0; i < ROWS; i++) {
         const int position = first_position + (row + i) / group;
         weigh_row(
-            call, with->scores + i * KEYS, clamp(position - window + 1 - origin, 0, KEYS),
+            call, with->scores + i * KEYS, columns, clamp(position - window + 1 - origin, 0, KEYS),
             clamp((position + 1 < end ? position + 1 : end) - origin, 0, KEYS),
             with->maxima + row + i, with->weights + row + i, sums + i * padded
         );
         if (is_bf16)
-            round_row(with->scores + i * KEYS);
+            round_row(with->scores + i * KEYS, columns);
     }
     multiply(
-        is_bf16, (columns + per - 1) / per, (head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES),
+        is_bf16, (seen + per - 1) / per, (head_dim + 2 * LANES - 1) / (2 * LANES) * (2 * LANES),
         with->scores, KEYS, with->values, padded, sums, padded, 1, 1
     );
 }
@@ -304,8 +314,7 @@ static void attend_tile(
     write_rows(call, token, kv_head * group, group, here * group, with);
 }
 
-static void prefill_body(void *argument) {
-    work_queue *queue = argument;
+void octavo_prefill_items(work_queue *queue) {
     const octavo_attention *call = queue->attention;
     const size_t padded = PADDED(call->head_dim);
     const size_t group = (size_t)(call->num_heads / call->num_kv_heads);
@@ -328,6 +337,8 @@ static void prefill_body(void *argument) {
         );
     free(floats);
 }
+
+static void prefill_body(void *argument) { octavo_prefill_items(argument); }
 
 /* Returns OK or NO_MEMORY. */
 EXPORT int octavo_prefill(const octavo_attention *call) {

@@ -169,6 +169,25 @@ INLINE vf exp2_negative(vf x) {
 
 #define LOG2_E 1.44269504088896341f
 
+INLINE vf silu(vf x) {
+    vi negative = x < 0.0f;
+    vf e = exp2_negative(choose(negative, x, -x) * LOG2_E);
+    return x * choose(negative, e, splat(1)) / (1.0f + e);
+}
+
+/* out = silu(gates) * ups, `width` elements. */
+INLINE void silu_mul(
+    int is_bf16, int64_t width, const char *gates, const char *ups, char *out
+) {
+    size_t step = PAIR * element_size(is_bf16);
+    for (int64_t i = 0, place = 0; i < width; i += PAIR, place += step) {
+        pair gate = load_pair(gates + place, is_bf16, PAIR);
+        pair up = load_pair(ups + place, is_bf16, PAIR);
+        gate.a = silu(gate.a) * up.a, gate.b = silu(gate.b) * up.b;
+        store_pair(out + place, is_bf16, PAIR, gate);
+    }
+}
+
 /* softcap * tanh(x) in units of log2, for x = score / softcap. */
 INLINE vf cap(vf x, float softcap) {
     vi sign = (vi)x & (int32_t)0x80000000;

@@ -10,7 +10,6 @@ import httpx
 import pytest
 from octavo.v1 import inference_pb2, types_pb2
 from octavo_gateway.app import Gateway
-from structlog.testing import capture_logs
 
 from tests.unit.client.gateway.conftest import events_of
 
@@ -294,26 +293,6 @@ async def test_an_error_in_mid_stream_is_the_last_event(
             "code": "internal_error",
         }
     }
-
-
-async def test_the_log_says_why_an_answer_failed(
-    http: httpx.AsyncClient, fake: Any, wire: Any
-) -> None:
-    """The cause, where the service failed; of a refusal its code only: it may quote a prompt."""
-    fake.failures = [
-        wire.Failure(grpc.StatusCode.UNAVAILABLE, "no executor", started=False),
-        wire.Failure(grpc.StatusCode.RESOURCE_EXHAUSTED, "the queue is full", started=False),
-        None,
-    ]
-    with capture_logs() as logs:
-        for _ in range(3):
-            await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})
-    ends = [entry for entry in logs if entry["event"] == "request_finished"]
-    assert [(end["status"], end.get("code"), end.get("error")) for end in ends] == [
-        (503, "unavailable", "no executor"),
-        (429, "rate_limit_exceeded", None),
-        (200, None, None),
-    ]
 
 
 async def test_one_bad_prompt_of_several_is_named(
