@@ -18,6 +18,11 @@ enum { ROWS = 12 }; /* 24 of 32 registers */
 enum { ROWS = 6 }; /* 12 of 16 registers */
 #endif
 
+/* So many rows of a tile are reached from one pointer, by its distance to the next row: all
+ * pointers then fit the integer registers. With one for each row the compiler keeps some in
+ * vector registers, and fetching them from there takes turns with the products. */
+enum { AHEAD = 3 };
+
 typedef struct {
     const octavo_linear *call;
     void (*run)(const octavo_linear *call, int64_t panel, int64_t next);
@@ -142,9 +147,13 @@ INLINE share share_of(const octavo_linear *call, int64_t index, int64_t next) {
 /* A share's rows by one panel, all outputs of which go to `out`. */
 INLINE void tile(int is_bf16, int num_rows, const octavo_linear *call, const share *rows,
                  int64_t panel, char *out, int64_t out_stride) {
-    const int64_t size = (int64_t)element_size(is_bf16), x_stride = call->x_stride * size;
+    const int64_t size = (int64_t)element_size(is_bf16);
     const int64_t num_words = words_of(is_bf16, call->num_in);
-    const char *x = (const char *)call->x + rows->first * x_stride, *coming = rows->coming;
+    int64_t x_stride = call->x_stride * size;
+    const char *coming = rows->coming, *x[ROWS / AHEAD];
+#pragma GCC unroll 4
+    for (int i = 0; i < ROWS / AHEAD; i++)
+        x[i] = (const char *)call->x + (rows->first + AHEAD * i) * x_stride;
     const float *weight = (const float *)call->weight + panel * num_words * PAIR;
     pair sums[ROWS];
     pair start = {{0}, {0}};
@@ -158,12 +167,17 @@ INLINE void tile(int is_bf16, int num_rows, const octavo_linear *call, const sha
         weight += PAIR;
         __builtin_prefetch(coming, 0, 2);
         coming += rows->coming_step;
+        __asm__("" : "+r"(x_stride)); /* what it adds up to is found anew, see AHEAD */
 #pragma GCC unroll 12
         for (int row = 0; row < num_rows; row++) {
-            vf factor = splat(((const float_anywhere *)(x + row * x_stride))[word]);
+            const char *at = x[row / AHEAD] + row % AHEAD * x_stride;
+            vf factor = splat(*(const float_anywhere *)at);
             sums[row].a = add_products(is_bf16, sums[row].a, a, factor);
             sums[row].b = add_products(is_bf16, sums[row].b, b, factor);
         }
+#pragma GCC unroll 4
+        for (int i = 0; i < ROWS / AHEAD; i++)
+            x[i] += sizeof(float);
     }
 #pragma GCC unroll 12
     for (int row = 0; row < num_rows; row++)
