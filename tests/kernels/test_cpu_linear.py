@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from ctypes import byref
+
 import pytest
 import torch
+from octavo_kernels.cpu.layers import silu_mul
+from octavo_kernels.cpu.library import library
 from octavo_kernels.cpu.linear import PackedLinear, packed_size
 
 # Tiles of 6 or 12 rows by 16 or 32 outputs: below, at, between and above their borders.
@@ -54,6 +58,22 @@ def test_a_row_is_the_same_whatever_stands_beside_it(dtype: torch.dtype) -> None
     for num_rows in range(1, 70):
         first = 70 - num_rows
         assert torch.equal(product(x[first:]), together[first:])
+
+
+@each_dtype
+@pytest.mark.parametrize("num_rows", ROWS[1:])
+def test_a_gate_within_its_product(num_rows: int, dtype: torch.dtype) -> None:
+    """To the bit as the product and then the gate; nothing else is written."""
+    torch.manual_seed(num_rows)
+    product = PackedLinear(torch.randn(192, 64).to(dtype), torch.randn(192).to(dtype))
+    x = torch.randn(num_rows, 64).to(dtype)
+    apart = silu_mul(product(x))
+    out = torch.full((num_rows + 1, 96), float("nan"), dtype=dtype)
+    call = product.arguments
+    call.x, call.out, call.num_rows, call.is_gated = x.data_ptr(), out.data_ptr(), num_rows, 1
+    library().octavo_multiply(byref(call))
+    assert torch.equal(out[:-1], apart)
+    assert out[-1].isnan().all()
 
 
 @each_dtype

@@ -167,7 +167,7 @@ INLINE void tile(int is_bf16, int num_rows, const octavo_linear *call, const sha
         weight += PAIR;
         __builtin_prefetch(coming, 0, 2);
         coming += rows->coming_step;
-        __asm__("" : "+r"(x_stride)); /* what it adds up to is found anew, see AHEAD */
+        __asm__("" : "+r"(x_stride)); /* sums with it are made here, not kept: see AHEAD */
 #pragma GCC unroll 12
         for (int row = 0; row < num_rows; row++) {
             const char *at = x[row / AHEAD] + row % AHEAD * x_stride;
